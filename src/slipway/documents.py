@@ -7,6 +7,8 @@ YAML's silent conversions, and "did you mean". All problems of a file are report
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import re
 import types
 import typing
@@ -26,8 +28,23 @@ class Document(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", populate_by_name=True)
 
+    def as_json(self) -> dict[str, Any]:
+        """The document as plain JSON values, under the keys that its file has."""
+        return self.model_dump(mode="json", by_alias=True)
+
 
 Model = TypeVar("Model", bound=Document)
+
+
+def canonical_json(value: Any) -> bytes:
+    """`value` as the one JSON text that digests are taken of: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def digest(value: Any) -> str:
+    """`sha256:…` of the canonical JSON of `value`."""
+    return f"sha256:{hashlib.sha256(canonical_json(value)).hexdigest()}"
+
 
 MAX_BYTES = 4_000_000
 """Largest document read; a recipe has kilobytes, so more is a mistake (a checkpoint shard, a log)."""

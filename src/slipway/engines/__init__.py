@@ -1,0 +1,63 @@
+"""From a recipe's role to the engine's own command line: pure functions, one module per engine.
+
+What a role types (`tp`, `port`, `context_tokens` …) is spelled here in the engine's canonical flags; everything else is
+taken verbatim from `flags`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from slipway.recipe import FlagValue, Recipe, Role
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an engine needs to know beyond the recipe: addresses and paths as the process itself sees them."""
+
+    model_path: str
+    drafter_path: str | None = None
+    python: str = "python"
+
+
+@dataclass(frozen=True)
+class Command:
+    """The engine's argv without its container's entrypoint, and the environment it needs; no secret stands in either."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def spell(flag: str, value: FlagValue) -> Iterator[str]:
+    """The words of `--flag value`: none for null, one for a switch, several for a list, JSON for a mapping."""
+    if value is True:
+        yield f"--{flag}"
+    elif value is False:
+        yield f"--no-{flag}"
+    elif isinstance(value, dict):
+        yield from (f"--{flag}", compact_json(value))
+    elif isinstance(value, list):
+        yield from (f"--{flag}", *(str(item) for item in value))
+    else:
+        yield from (f"--{flag}", str(value))
+
+
+def compact_json(value: object) -> str:
+    """`value` as JSON without spaces, as the engines' own examples write JSON flags."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def flags(typed: dict[str, FlagValue | None], role: Role) -> tuple[str, ...]:
+    """The words of the typed flags that are set, then those of the role's own flags, in the recipe's order."""
+    given = {flag: value for flag, value in typed.items() if value is not None}
+    return tuple(
+        word for source in (given, role.flags) for flag, value in source.items() for word in spell(flag, value)
+    )
+
+
+def thinking_kwargs(recipe: Recipe) -> FlagValue | None:
+    """The chat template's default arguments, or None where the recipe leaves thinking to the template."""
+    thinking = recipe.cell.thinking
+    return None if thinking is None else {"enable_thinking": thinking}

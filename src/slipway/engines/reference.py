@@ -1,0 +1,37 @@
+"""The reference engine's command line: the numpy server of this package, run by the checkout's own Python."""
+
+from __future__ import annotations
+
+from slipway import engines
+from slipway.engines import Command, Launch
+from slipway.recipe import FlagValue, Recipe, Role
+
+TYPED_FLAGS = frozenset(
+    {
+        "model",
+        "served-model-name",
+        "max-model-len",
+        "reasoning-parser",
+        "tool-call-parser",
+        "default-chat-template-kwargs",
+        "host",
+        "port",
+    }
+)
+"""Flags that Slipway writes from typed fields; a recipe must not spell them itself."""
+
+
+def command(recipe: Recipe, role: Role, launch: Launch) -> Command:
+    """The argv and environment of one reference engine."""
+    cell = recipe.cell
+    typed: dict[str, FlagValue | None] = {
+        "model": launch.model_path,
+        "served-model-name": cell.served_name,
+        "max-model-len": role.context_tokens,
+        "reasoning-parser": cell.parsers.reasoning,
+        "tool-call-parser": cell.parsers.tool_call,
+        "default-chat-template-kwargs": engines.thinking_kwargs(recipe),
+        "host": role.bind,
+        "port": role.port,
+    }
+    return Command((launch.python, "-m", "slipway.reference.engine", *engines.flags(typed, role)), dict(role.env))

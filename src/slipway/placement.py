@@ -1,0 +1,111 @@
+"""Which node each role runs on, with which GPUs and ports; or an error that says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slipway.errors import PlanRefused
+from slipway.inventory import Gpu, Inventory, Node, Runtime
+from slipway.recipe import Recipe, Requires, Role
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One role on one node; `gpu_indices` count the node's GPUs from 0."""
+
+    role: Role
+    node: Node
+    gpu_indices: tuple[int, ...]
+
+    @property
+    def host_port(self) -> int:
+        """The port that others reach the role by."""
+        return self.role.host_port or self.role.port
+
+    @property
+    def whole_node(self) -> bool:
+        """Whether the role has every GPU of its node."""
+        return len(self.gpu_indices) == len(self.node.gpus)
+
+
+def place(recipe: Recipe, inventory: Inventory) -> tuple[Placed, ...]:
+    """One `Placed` per role, in the recipe's order: GPU roles on the first node with enough free GPUs, a router beside the first.
+
+    Raises: PlanRefused, saying what the inventory lacks.
+    """
+    needs = recipe.cell.requires
+    where = f"inventory {inventory.name}"
+    _check(recipe, inventory, where)
+    free = {node.name: list(_usable(node, needs)) for node in inventory.nodes}
+    spread = needs.nodes > 1
+    placed: list[Placed] = []
+    for role in recipe.cell.roles:
+        taken = {item.node.name for item in placed if item.role.gpus} if spread else set()
+        node = next((n for n in inventory.nodes if n.name not in taken and len(free[n.name]) >= role.gpus), None)
+        if role.gpus == 0 and placed:
+            node = placed[0].node
+        if node is None:
+            offers = ", ".join(f"{name} {len(gpus)}" for name, gpus in free.items())
+            why = f"a role runs on one node; free GPUs of {needs.gpu_memory_gib:g} GiB or more: {offers}"
+            remedy = "add a node to the inventory or choose another recipe"
+            raise PlanRefused("placement-gpus", where, f"{role.name} needs {role.gpus} GPUs on one node", why, remedy)
+        indices = tuple(free[node.name][: role.gpus])
+        free[node.name] = free[node.name][role.gpus :]
+        placed.append(Placed(role, node, indices))
+    _refuse_shared_ports(placed, where)
+    return tuple(placed)
+
+
+def synthetic(recipe: Recipe) -> Inventory:
+    """An inventory that just satisfies the recipe's `requires`; its addresses are reserved for documentation (RFC 5737)."""
+    needs = recipe.cell.requires
+    gpus = [Gpu(model=recipe.cell.hardware, memory_gib=needs.gpu_memory_gib) for _ in range(needs.gpus_per_node)]
+    nodes = [
+        Node(
+            name=f"node-{number}",
+            address=f"192.0.2.{10 + number}",
+            ssh=f"node-{number}",
+            gpus=gpus,
+            fabric=needs.fabric[0] if needs.fabric else "tcp",
+        )
+        for number in range(1, needs.nodes + 1)
+    ]
+    runtime: Runtime = "process" if recipe.cell.image is None else "docker"
+    return Inventory(schema_="slipway/inventory/v1", name="synthetic", runtime=runtime, nodes=nodes)
+
+
+def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:
+    needs = recipe.cell.requires
+    if len(inventory.nodes) < needs.nodes:
+        problem = f"has too few nodes (got {len(inventory.nodes)})"
+        raise PlanRefused(
+            "placement-nodes", where, problem, f"{recipe.id} needs {needs.nodes}", "add the missing nodes"
+        )
+    if inventory.runtime == "docker" and recipe.cell.image is None:
+        why = f"{recipe.id} has no container image"
+        raise PlanRefused("placement-runtime", where, "asks for docker", why, "set runtime: process")
+    if needs.nodes > 1 and needs.fabric:
+        for node in inventory.nodes:
+            if node.fabric not in needs.fabric:
+                problem = f"node {node.name} has the wrong fabric (got {node.fabric})"
+                why = f"{recipe.id} moves KV over {' or '.join(needs.fabric)}"
+                raise PlanRefused(
+                    "placement-fabric", where, problem, why, "choose the recipe's variant for this fabric"
+                )
+
+
+def _usable(node: Node, needs: Requires) -> Iterator[int]:
+    # Vendors round memory: an "80 GB" card reports 79.6 GiB, so 4 % less still counts.
+    return (index for index, gpu in enumerate(node.gpus) if gpu.memory_gib >= needs.gpu_memory_gib * 0.96)
+
+
+def _refuse_shared_ports(placed: list[Placed], where: str) -> None:
+    owner: dict[tuple[str, int], str] = {}
+    for item in placed:
+        key = (item.node.name, item.host_port)
+        if key in owner:
+            problem = f"{owner[key]} and {item.role.name} both want port {item.host_port} on node {item.node.name}"
+            why, remedy = "one process listens on a port", "give one of them another port or host_port in the recipe"
+            raise PlanRefused("placement-ports", where, problem, why, remedy)
+        owner[key] = item.role.name

@@ -1,0 +1,269 @@
+"""The plan: exactly which processes start where, with which argv. Dry run prints it, launch executes it, the digest names it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import Literal
+
+from pydantic import Field
+
+from slipway import documents, engines, fit, placement, rules
+from slipway.documents import Document
+from slipway.engines import Command, Launch, reference, sglang, vllm
+from slipway.errors import UsageError
+from slipway.fit import Fit
+from slipway.inventory import Inventory, Runtime
+from slipway.placement import Placed
+from slipway.recipe import Checkpoint, Engine, Recipe
+
+
+class LockedCheckpoint(Document):
+    """A checkpoint of the plan and the digest of the lock file that names its bytes (null: not locked)."""
+
+    repo: str
+    revision: str | None
+    folder: str
+    lock_digest: str | None
+
+
+class Mount(Document):
+    """A folder of the host inside the container."""
+
+    source: str
+    target: str
+    read_only: bool
+
+
+class PublishedPort(Document):
+    """A port of the host and the port it leads to inside the container; equal for a plain process."""
+
+    host: int
+    container: int
+
+
+class Process(Document):
+    """One process or container. `argv` is the engine's command after the image's entrypoint."""
+
+    name: str
+    role: str
+    node: str
+    runtime: Runtime
+    image: str | None
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    mounts: tuple[Mount, ...]
+    devices: tuple[str, ...] = Field(description="`gpu:N` by the node's index, later `rdma:NAME`")
+    all_gpus: bool
+    ports: tuple[PublishedPort, ...]
+    ulimits: dict[str, int]
+    ipc: Literal["private", "host"]
+    shm_size_bytes: int | None
+    after: tuple[str, ...] = Field(description="processes that must be ready first")
+
+
+class FrontDoor(Document):
+    """Where clients send requests, and the model name they must use."""
+
+    url: str
+    served_name: str
+
+
+class PlanWarning(Document):
+    """A rule that speaks about this plan without refusing it."""
+
+    rule: str
+    message: str
+    source: str
+
+
+class Plan(Document):
+    """Everything that launch needs, and nothing that differs between two machines that read the same documents."""
+
+    schema_: Literal["slipway/plan/v1"] = Field(alias="schema")
+    recipe: str
+    engine: Engine
+    engine_version: str
+    inventory: str
+    synthetic_inventory: bool
+    deployment_digest: str
+    checkpoints: tuple[LockedCheckpoint, ...]
+    front_door: FrontDoor
+    fit: tuple[Fit, ...]
+    warnings: tuple[PlanWarning, ...]
+    processes: tuple[Process, ...]
+
+
+COMMANDS = {"vllm": vllm.command, "sglang": sglang.command, "reference": reference.command}
+
+
+def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict[str, str]) -> Plan:
+    """The plan of `recipe` on `inventory`, or on a synthetic one that just satisfies it.
+
+    `lock_digests` maps `repo@revision` to the digest of its lock. Pure: the same values give the same plan and digest anywhere.
+
+    Raises: PlanRefused.
+    """
+    hosts = inventory or placement.synthetic(recipe)
+    checkpoints = tuple(_locked(checkpoint, lock_digests) for checkpoint in recipe.checkpoints)
+    findings = rules.check(recipe, locked=all(checkpoint.lock_digest for checkpoint in checkpoints))
+    placed = placement.place(recipe, hosts)
+    processes = tuple(_process(recipe, item, hosts, placed) for item in placed)
+    front = _front(placed)
+    gpu_gib = recipe.cell.requires.gpu_memory_gib
+    figures = (fit.of(recipe, item.role, gpu_gib) for item in placed)
+    what_runs = {
+        "recipe": recipe.as_json(),
+        "checkpoints": [checkpoint.as_json() for checkpoint in checkpoints],
+        "processes": [process.as_json() for process in processes],
+        "addresses": {item.node.name: item.node.address for item in placed},
+    }
+    return Plan(
+        schema_="slipway/plan/v1",
+        recipe=recipe.id,
+        engine=recipe.engine,
+        engine_version=recipe.engine_version,
+        inventory=hosts.name,
+        synthetic_inventory=inventory is None,
+        deployment_digest=documents.digest(what_runs),
+        checkpoints=checkpoints,
+        front_door=FrontDoor(url=_url(front), served_name=recipe.cell.served_name),
+        fit=tuple(figure for figure in figures if figure),
+        warnings=tuple(PlanWarning(rule=f.rule.id, message=f.text, source=f.rule.source) for f in findings),
+        processes=processes,
+    )
+
+
+def docker_argv(process: Process) -> tuple[str, ...]:
+    """The `docker run` command that creates exactly this container."""
+    if process.image is None:
+        raise UsageError(
+            process.name, "has no image", "only a process with an image runs in Docker", "use runtime: process"
+        )
+    words = ["docker", "run", "--detach", "--name", process.name, *_gpu_words(process)]
+    for name, value in process.env.items():
+        words += ["--env", f"{name}={value}"]
+    if process.ipc == "host":
+        words.append("--ipc=host")
+    if process.shm_size_bytes:
+        words.append(f"--shm-size={process.shm_size_bytes}")
+    for name, limit in process.ulimits.items():
+        words += ["--ulimit", f"{name}={limit}:{limit}"]
+    for port in process.ports:
+        words += ["--publish", f"{port.host}:{port.container}"]
+    for mount in process.mounts:
+        words += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
+    return (*words, process.image, *process.argv)
+
+
+def shell_text(plan: Plan) -> str:
+    """The plan as commands to paste, one block per process, in start order; it ends with a newline."""
+    lines = [
+        f"# {plan.recipe} on inventory {plan.inventory}{' (synthetic)' if plan.synthetic_inventory else ''}",
+        f"# deployment {plan.deployment_digest}",
+    ]
+    for checkpoint in plan.checkpoints:
+        pinned = checkpoint.lock_digest or "NOT LOCKED"
+        lines.append(f"# checkpoint {checkpoint.repo}@{checkpoint.revision or 'NOT PINNED'} lock {pinned}")
+    for process in plan.processes:
+        lines += ["", f"# {process.role} on node {process.node}", " \\\n  ".join(_groups(process))]
+    lines += ["", f"# ready when {plan.front_door.url} generates as {plan.front_door.served_name}"]
+    return "\n".join(lines) + "\n"
+
+
+def changes(old: Plan, new: Plan) -> tuple[str, ...]:
+    """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same."""
+    return tuple(_changes("", old.as_json(), new.as_json(), skip={"deployment_digest", "warnings", "fit"}))
+
+
+def _locked(checkpoint: Checkpoint, lock_digests: dict[str, str]) -> LockedCheckpoint:
+    return LockedCheckpoint(
+        repo=checkpoint.repo,
+        revision=checkpoint.revision,
+        folder=checkpoint.name,
+        lock_digest=lock_digests.get(f"{checkpoint.repo}@{checkpoint.revision}"),
+    )
+
+
+def _process(recipe: Recipe, item: Placed, hosts: Inventory, placed: Iterable[Placed]) -> Process:
+    cell, container = recipe.cell, recipe.cell.container
+    in_docker = hosts.runtime == "docker"
+    models = container.models_mount if in_docker else item.node.paths.models
+    spec = cell.speculation
+    paths = Launch(
+        model_path=str(PurePosixPath(models, cell.checkpoint.name)),
+        drafter_path=str(PurePosixPath(models, spec.drafter.name)) if spec else None,
+    )
+    command: Command = COMMANDS[recipe.engine](recipe, item.role, paths)
+    env = command.env
+    if not in_docker and item.gpu_indices:
+        env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in item.gpu_indices)}
+    mounts = (Mount(source=item.node.paths.models, target=models, read_only=True),) if in_docker else ()
+    first = (
+        [other for other in placed if other.role.name in {"prefill", "decode"}] if item.role.name == "router" else []
+    )
+    return Process(
+        name=f"{hosts.name}-{item.role.name}",
+        role=item.role.name,
+        node=item.node.name,
+        runtime=hosts.runtime,
+        image=cell.image if in_docker else None,
+        argv=command.argv,
+        env=env,
+        mounts=mounts,
+        devices=tuple(f"gpu:{index}" for index in item.gpu_indices),
+        all_gpus=bool(item.gpu_indices) and item.whole_node,
+        ports=(PublishedPort(host=item.host_port if in_docker else item.role.port, container=item.role.port),),
+        ulimits={},
+        ipc=container.ipc if in_docker else "private",
+        shm_size_bytes=container.shm_size_gib * fit.GIB if in_docker and container.shm_size_gib else None,
+        after=tuple(f"{hosts.name}-{other.role.name}" for other in first),
+    )
+
+
+def _front(placed: tuple[Placed, ...]) -> Placed:
+    """The role that clients talk to: the router where there is one."""
+    return next((item for item in placed if item.role.name == "router"), placed[0])
+
+
+def _url(front: Placed) -> str:
+    address = front.node.address
+    return f"http://{f'[{address}]' if ':' in address else address}:{front.host_port}"
+
+
+def _gpu_words(process: Process) -> list[str]:
+    if not process.devices:
+        return []
+    if process.all_gpus:
+        return ["--gpus", "all"]
+    indices = ",".join(device.removeprefix("gpu:") for device in process.devices if device.startswith("gpu:"))
+    return ["--gpus", f'"device={indices}"']  # docker parses the value as CSV, so the quotes are part of it
+
+
+def _groups(process: Process) -> Iterator[str]:
+    """The command's words quoted for a shell, a flag and its values a group, so that each stands on a line of its own."""
+    if process.runtime == "docker":
+        words: tuple[str, ...] = docker_argv(process)
+    else:
+        words = ("env", *(f"{name}={value}" for name, value in process.env.items()), *process.argv)
+        words = words if process.env else process.argv
+    group: list[str] = []
+    for word in words:
+        if group and (word.startswith("--") or word == process.image):
+            yield shlex.join(group)
+            group = []
+        group.append(word)
+    yield shlex.join(group)
+
+
+def _changes(path: str, old: object, new: object, skip: set[str]) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key not in skip:
+                yield from _changes(f"{path}.{key}" if path else str(key), old.get(key), new.get(key), skip)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(f"{path}[{index}]", before, after, skip)
+    elif old != new:
+        yield f"{path}: {engines.compact_json(old)} -> {engines.compact_json(new)}"

@@ -1,0 +1,256 @@
+"""What runs: recipe files, their cells, and the roles of a cell.
+
+One YAML file per model and engine under `recipes/`; the file name is `<model>.<engine>.yaml`, and a recipe's id is
+`<model>.<engine>/<cell>`. A cell is flat: everything that differs from the file's own `defaults` stands in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from slipway import documents
+from slipway.documents import Document
+from slipway.errors import DocumentError, Problem, UsageError
+
+Engine = Literal["sglang", "vllm", "reference"]
+RoleName = Literal["server", "prefill", "decode", "router"]
+Fabric = Literal["infiniband", "roce", "efa", "tcp"]
+Scalar = str | int | float | bool
+FlagValue = Scalar | list[Scalar] | dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
+"""true is the bare flag, false its `--no-` twin, a list several values, a mapping one JSON argument."""
+
+Word = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=80)]
+RepoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="40 hex digits; a branch or tag moves")]
+ImageRef = Annotated[str, Field(pattern=r"^[\w./:-]+@sha256:[0-9a-f]{64}$", description="an image by digest")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+FlagName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="as in --help, without dashes in front")]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\x00]*$")]
+
+
+class Architecture(Document):
+    """The numbers of the model that memory arithmetic needs (`fit`)."""
+
+    layers: int = Field(gt=0)
+    full_attention_layers: int = Field(ge=0, description="layers whose KV cache grows with the context")
+    sliding_window_tokens: int = Field(default=0, ge=0, description="0: no layer has a window")
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    max_context_tokens: int = Field(gt=0)
+
+
+class Checkpoint(Document):
+    """Weights by repository and revision; `weights_bytes` is what the GPUs must hold, from the source in the comment."""
+
+    repo: RepoId
+    revision: Revision | None
+    weights_bytes: int = Field(gt=0)
+
+    @property
+    def name(self) -> str:
+        """The folder name below the models directory: the repository's last part."""
+        return self.repo.rpartition("/")[2]
+
+
+class Speculation(Document):
+    """Speculative decoding with a drafter that is locked as a pair with the target."""
+
+    method: Literal["dflash"]
+    drafter: Checkpoint
+    draft_tokens: int | None = Field(
+        default=None, gt=0, description="tokens proposed per step; null: the engine's default"
+    )
+    kv_layers: int = Field(ge=0, description="draft layers that keep full KV, for the memory arithmetic")
+
+
+class Requires(Document):
+    """What the hosts must offer before anything is started."""
+
+    nodes: int = Field(gt=0)
+    gpus_per_node: int = Field(ge=0)
+    gpu_memory_gib: float = Field(ge=0)
+    fabric: list[Fabric] = Field(
+        default_factory=list, description="any one of these between the nodes; empty: none needed"
+    )
+    disk_gb: float = Field(ge=0, description="decimal GB for the checkpoints")
+
+
+class Container(Document):
+    """How the engine's container is created, where it is not the default."""
+
+    ipc: Literal["private", "host"] = "private"
+    shm_size_gib: int | None = Field(default=None, gt=0)
+    models_mount: AbsolutePath = "/models"
+
+
+class Role(Document):
+    """One part of a deployment. Typed where Slipway itself checks or allocates; every other flag stands in `flags`."""
+
+    name: RoleName
+    tp: int = Field(default=1, gt=0)
+    pp: int = Field(default=1, gt=0)
+    port: Port
+    host_port: Port | None = None
+    bind: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    context_tokens: int | None = Field(default=None, gt=0)
+    kv_dtype: str | None = None
+    page_size_tokens: int | None = Field(default=None, gt=0)
+    gpu_memory_fraction: float | None = Field(default=None, gt=0, lt=1)
+    flags: dict[FlagName, FlagValue] = Field(default_factory=dict)
+    env: dict[EnvName, str] = Field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the role takes; a router takes none."""
+        return 0 if self.name == "router" else self.tp * self.pp
+
+
+class Verified(Document):
+    """Where a cell was run by its source; never a promise of ours."""
+
+    on: str
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    evidence: str
+
+
+class Parsers(Document):
+    """The engine's parsers for reasoning and tool calls."""
+
+    reasoning: str | None = None
+    tool_call: str | None = None
+
+
+class Cell(Document):
+    """One combination of hardware, quantization and strategy, with every flag it needs."""
+
+    id: Word
+    hardware: Word
+    quantization: Word
+    strategy: Word
+    topology: Word
+    verified: Verified | None
+    image: ImageRef | None = Field(description="null: no container exists for this engine")
+    checkpoint: Checkpoint
+    served_name: str = Field(min_length=1)
+    parsers: Parsers
+    thinking: bool | None = Field(description="the server's default; null: left to the chat template")
+    speculation: Speculation | None = None
+    requires: Requires
+    container: Container = Field(default_factory=Container)
+    roles: list[Role] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _one_role_of_a_kind(self) -> Cell:
+        names = [role.name for role in self.roles]
+        if len(set(names)) != len(names):
+            raise ValueError(f"roles: each role stands once in a cell, got {', '.join(names)}")
+        return self
+
+    def role(self, name: RoleName) -> Role | None:
+        """The role called `name`, if the cell has it."""
+        return next((role for role in self.roles if role.name == name), None)
+
+
+class RecipeFile(Document):
+    """One file of the recipe book: a model on an engine version, and its cells."""
+
+    schema_: Literal["slipway/recipe/v1"] = Field(alias="schema")
+    model: Word
+    engine: Engine
+    engine_version: str = Field(pattern=r"^\d+\.\d+(\.\w+)*$")
+    architecture: Architecture
+    cells: list[Cell] = Field(min_length=1)
+
+    @property
+    def id(self) -> str:
+        """`<model>.<engine>`, the file's name without its ending."""
+        return f"{self.model}.{self.engine}"
+
+
+class Recipe(Document):
+    """One cell with what its file says about model and engine: all that compiling a plan needs."""
+
+    model: str
+    engine: Engine
+    engine_version: str
+    architecture: Architecture
+    cell: Cell
+
+    @property
+    def id(self) -> str:
+        """`<model>.<engine>/<cell>`."""
+        return f"{self.model}.{self.engine}/{self.cell.id}"
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Target first, then the drafter where there is one."""
+        spec = self.cell.speculation
+        return (self.cell.checkpoint, spec.drafter) if spec else (self.cell.checkpoint,)
+
+
+def read_file(path: Path) -> RecipeFile:
+    """The recipe file at `path`.
+
+    Raises: MissingFile, DocumentError (also when the name disagrees with the content, or two cells share an id).
+    """
+    book = documents.read(path, RecipeFile)
+    if path.name != f"{book.id}.yaml":
+        text = f"says model {book.model} and engine {book.engine}, so its name must be {book.id}.yaml; rename it"
+        raise DocumentError([Problem(str(path), 1, 1, "", text)])
+    ids = [cell.id for cell in book.cells]
+    twice = sorted({cell_id for cell_id in ids if ids.count(cell_id) > 1})
+    if twice:
+        text = f"two cells have the id {', '.join(twice)}; an id names one cell; rename one"
+        raise DocumentError([Problem(str(path), 1, 1, "cells", text)])
+    return book
+
+
+def read_book(folder: Path) -> tuple[Recipe, ...]:
+    """Every recipe under `folder`, ordered by file name, then as in the file.
+
+    Raises: DocumentError with the problems of all files, UsageError when there is no file.
+    """
+    problems: list[Problem] = []
+    recipes: list[Recipe] = []
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise UsageError(
+            folder, "no recipe file (*.yaml) here", "recipes are read from this folder", "check the checkout"
+        )
+    for path in paths:
+        try:
+            recipes += _cells(read_file(path))
+        except DocumentError as error:
+            problems += error.problems
+    if problems:
+        raise DocumentError(problems)
+    return tuple(recipes)
+
+
+def find(folder: Path, recipe_id: str) -> Recipe:
+    """The recipe called `recipe_id`, as `laguna-m.1.sglang/h200-bf16`.
+
+    Raises: UsageError with the nearest ids, MissingFile, DocumentError.
+    """
+    file_id, _, cell_id = recipe_id.partition("/")
+    path = folder / f"{file_id}.yaml"
+    if Path(file_id).name == file_id and cell_id and path.is_file():
+        for recipe in _cells(read_file(path)):
+            if recipe.id == recipe_id:
+                return recipe
+    known = [recipe.id for recipe in read_book(folder)]
+    near = difflib.get_close_matches(recipe_id, known, n=3, cutoff=0.4) or known
+    why = f"did you mean {' or '.join(near[:3])}?"
+    raise UsageError("--recipe", f"no such recipe (got {recipe_id})", why, "`invoke recipes` lists all of them")
+
+
+def _cells(book: RecipeFile) -> Iterator[Recipe]:
+    shared = {"model": book.model, "engine": book.engine, "engine_version": book.engine_version}
+    for cell in book.cells:
+        yield Recipe(**shared, architecture=book.architecture, cell=cell)  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""Which stack is meant, and what it names: a recipe, an inventory, and the folders where state is kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from slipway import documents, inventory
+from slipway.documents import Document
+from slipway.errors import DiskFailure, DocumentError, Problem, UsageError, from_os_error
+from slipway.inventory import Inventory
+
+
+class StackFile(Document):
+    """A Pulumi stack file; Slipway reads its own keys (`slipway:…`) and leaves Pulumi's to Pulumi."""
+
+    config: dict[str, Any]
+    encryptionsalt: str | None = None
+    encryptedkey: str | None = None
+    secretsprovider: str | None = None
+    environment: Any = None
+
+
+class StackConfig(Document):
+    """Slipway's own keys of a stack file, without their `slipway:` prefix."""
+
+    recipe: str
+    hosts: str | None = Field(default=None, pattern="^local$", description="local: this machine, without GPUs")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """The folders of a checkout; everything that Slipway writes on its own lies below `.slipway/`."""
+
+    root: Path
+
+    @property
+    def recipes(self) -> Path:
+        return self.root / "recipes"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def stacks(self) -> Path:
+        return self.root / "stacks"
+
+    @property
+    def state(self) -> Path:
+        return self.root / ".slipway"
+
+    @property
+    def models(self) -> Path:
+        """Where `fetch-models` puts checkpoints unless told otherwise."""
+        return self.state / "models"
+
+    def run_folder(self, stack: str) -> Path:
+        """Where the processes of `stack` keep their records and logs."""
+        return self.state / "run" / stack
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One stack: what runs, and where."""
+
+    name: str
+    recipe_id: str
+    inventory: Inventory
+
+
+def names(checkout: Checkout) -> tuple[str, ...]:
+    """The stacks of the checkout, sorted."""
+    prefix, suffix = "Pulumi.", ".yaml"
+    files = checkout.stacks.glob(f"{prefix}*{suffix}")
+    return tuple(sorted(path.name.removeprefix(prefix).removesuffix(suffix) for path in files))
+
+
+def choose(checkout: Checkout, stack: str | None) -> str:
+    """The stack that is meant: the one given, else SLIPWAY_STACK, the selected one, or the only one with a saved inventory.
+
+    Raises: UsageError with the list of stacks and the commands that choose one.
+    """
+    known = names(checkout)
+    for source, name in (
+        ("--stack", stack),
+        ("SLIPWAY_STACK", os.environ.get("SLIPWAY_STACK")),
+        ("the selected stack", _selected(checkout)),
+    ):
+        if name:
+            if name not in known:
+                why = f"known: {', '.join(known) or 'none'}"
+                raise UsageError(
+                    source, f"no such stack (got {name})", why, "add stacks/Pulumi.<stack>.yaml or choose one"
+                )
+            return name
+    saved = [name for name in known if _inventory_file(checkout, name)]
+    if len(saved) == 1:
+        return saved[0]
+    commands = "\n".join(f"  invoke select --stack {name}" for name in known)
+    why = f"{len(saved)} stacks have a saved inventory, so none is meant by default"
+    raise UsageError("--stack", "no stack chosen", why, f"give --stack, set SLIPWAY_STACK, or choose one:\n{commands}")
+
+
+def select(checkout: Checkout, stack: str) -> str:
+    """The name of `stack`, which is the chosen one from now on.
+
+    Raises: UsageError, DiskFailure.
+    """
+    name = choose(checkout, stack)
+    try:
+        checkout.state.mkdir(exist_ok=True)
+        (checkout.state / "stack").write_text(f"{name}\n", encoding="utf-8")
+    except OSError as error:
+        raise from_os_error(error, checkout.state / "stack", "writing the choice") from error
+    return name
+
+
+def read(checkout: Checkout, name: str) -> Stack:
+    """The stack called `name` with its inventory.
+
+    Raises: DocumentError, UsageError when it has no inventory yet.
+    """
+    path = checkout.stacks / f"Pulumi.{name}.yaml"
+    config = _config(path)
+    saved = _inventory_file(checkout, name)
+    if saved:
+        hosts = documents.read(saved, Inventory)
+        if hosts.name != name:
+            text = f"is the inventory of {hosts.name}, but the stack is called {name}; correct the name"
+            raise DocumentError([Problem(str(saved), 1, 1, "name", text)])
+    elif config.hosts == "local":
+        hosts = inventory.this_machine(name, str(checkout.models.relative_to(checkout.root)))
+    else:
+        why = "its hosts are not known yet"
+        remedy = f"run `invoke inventory --stack {name}` after `pulumi up`, or write {checkout.stacks / 'inventory' / name}.yaml"
+        raise UsageError(f"stack {name}", "has no inventory", why, remedy)
+    return Stack(name, config.recipe, hosts)
+
+
+def save_inventory(checkout: Checkout, stack: Stack) -> Path:
+    """The file that the stack's inventory was saved to.
+
+    Raises: DiskFailure.
+    """
+    path = checkout.state / "inventory" / f"{stack.name}.yaml"
+    text = yaml.safe_dump(stack.inventory.as_json(), sort_keys=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise from_os_error(error, path, "saving the inventory") from error
+    return path
+
+
+def _config(path: Path) -> StackConfig:
+    own = {
+        key.removeprefix("slipway:"): value
+        for key, value in documents.read(path, StackFile).config.items()
+        if key.startswith("slipway:")
+    }
+    # Read through the same reader, so that a wrong key is reported with the same words.
+    return documents.parse(yaml.safe_dump(own), StackConfig, f"{path} (keys slipway:…)")
+
+
+def _selected(checkout: Checkout) -> str | None:
+    try:
+        return (checkout.state / "stack").read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DiskFailure(
+            checkout.state / "stack", f"cannot be read ({error})", "", "run `invoke select` again"
+        ) from error
+
+
+def _inventory_file(checkout: Checkout, name: str) -> Path | None:
+    """The hand-kept inventory where there is one, else the saved one."""
+    for path in (checkout.stacks / "inventory" / f"{name}.yaml", checkout.state / "inventory" / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    return None
