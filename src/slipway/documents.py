@@ -115,6 +115,27 @@ def parse(text: str, model: type[Model], name: str) -> Model:
     return document
 
 
+def read_json(path: Path, model: type[Model]) -> Model:
+    """The machine-written JSON at `path` as a `model`; JSON arrays become the tuples that frozen models hold.
+
+    Raises: MissingFile, DiskFailure, DocumentError.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise MissingFile(path, "no such file", f"a {model.__name__} is read here", "check the path") from None
+    except OSError as error:
+        raise from_os_error(error, path, f"reading the {model.__name__}") from error
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        details = error.errors()
+        problems = [
+            Problem(str(path), 1, 1, _dotted(tuple(d["loc"])), f"{d['msg'][:1].lower()}{d['msg'][1:]}") for d in details
+        ]
+        raise DocumentError(problems) from None
+
+
 Location = tuple[str | int, ...]
 
 
