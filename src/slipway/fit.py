@@ -33,11 +33,12 @@ class Fit(Document):
 
 def of(recipe: Recipe, role: Role, gpu_memory_gib: float) -> Fit | None:
     """The figures of `role` on GPUs of `gpu_memory_gib`, or None for a role that uses no GPU."""
-    if role.gpus == 0 or gpu_memory_gib == 0:
+    gpus = recipe.cell.gpus(role)
+    if gpus == 0 or gpu_memory_gib == 0:
         return None
     memory_bytes = int(gpu_memory_gib * GIB)
     fraction = role.gpu_memory_fraction or DEFAULT_FRACTION[recipe.engine]
-    weights_bytes = sum(checkpoint.weights_bytes for checkpoint in recipe.checkpoints) // role.gpus
+    weights_bytes = sum(checkpoint.weights_bytes for checkpoint in recipe.checkpoints) // gpus
     per_token, fixed = kv_bytes(recipe, role)
     pool_bytes = max(int(memory_bytes * fraction) - weights_bytes, 0)
     limit = recipe.architecture.max_context_tokens
@@ -45,7 +46,7 @@ def of(recipe: Recipe, role: Role, gpu_memory_gib: float) -> Fit | None:
     largest = min(limit, max(pool_bytes - fixed, 0) // per_token)
     return Fit(
         role=role.name,
-        gpus=role.gpus,
+        gpus=gpus,
         gpu_memory_bytes=memory_bytes,
         weights_bytes_per_gpu=weights_bytes,
         kv_bytes_per_token_per_gpu=per_token,

@@ -41,17 +41,18 @@ def place(recipe: Recipe, inventory: Inventory) -> tuple[Placed, ...]:
     spread = needs.nodes > 1
     placed: list[Placed] = []
     for role in recipe.cell.roles:
-        taken = {item.node.name for item in placed if item.role.gpus} if spread else set()
-        node = next((n for n in inventory.nodes if n.name not in taken and len(free[n.name]) >= role.gpus), None)
-        if role.gpus == 0 and placed:
+        count = recipe.cell.gpus(role)
+        taken = {item.node.name for item in placed if item.gpu_indices} if spread else set()
+        node = next((n for n in inventory.nodes if n.name not in taken and len(free[n.name]) >= count), None)
+        if count == 0 and placed:
             node = placed[0].node
         if node is None:
             offers = ", ".join(f"{name} {len(gpus)}" for name, gpus in free.items())
             why = f"a role runs on one node; free GPUs of {needs.gpu_memory_gib:g} GiB or more: {offers}"
             remedy = "add a node to the inventory or choose another recipe"
-            raise PlanRefused("placement-gpus", where, f"{role.name} needs {role.gpus} GPUs on one node", why, remedy)
-        indices = tuple(free[node.name][: role.gpus])
-        free[node.name] = free[node.name][role.gpus :]
+            raise PlanRefused("placement-gpus", where, f"{role.name} needs {count} GPUs on one node", why, remedy)
+        indices = tuple(free[node.name][:count])
+        free[node.name] = free[node.name][count:]
         placed.append(Placed(role, node, indices))
     _refuse_shared_ports(placed, where)
     return tuple(placed)

@@ -105,11 +105,6 @@ class Role(Document):
     flags: dict[FlagName, FlagValue] = Field(default_factory=dict)
     env: dict[EnvName, str] = Field(default_factory=dict)
 
-    @property
-    def gpus(self) -> int:
-        """How many GPUs the role takes; a router takes none."""
-        return 0 if self.name == "router" else self.tp * self.pp
-
 
 class Verified(Document):
     """Where a cell was run by its source; never a promise of ours."""
@@ -155,6 +150,10 @@ class Cell(Document):
     def role(self, name: RoleName) -> Role | None:
         """The role called `name`, if the cell has it."""
         return next((role for role in self.roles if role.name == name), None)
+
+    def gpus(self, role: Role) -> int:
+        """How many GPUs `role` takes: none for a router, or where the cell runs without GPUs."""
+        return 0 if role.name == "router" or self.requires.gpus_per_node == 0 else role.tp * role.pp
 
 
 class RecipeFile(Document):

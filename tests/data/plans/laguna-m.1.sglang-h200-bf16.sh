@@ -1,0 +1,23 @@
+# laguna-m.1.sglang/h200-bf16 on inventory synthetic (synthetic)
+# deployment sha256:608dc45e15ef7cb8637341d98f875f3664e1be26bae4a0f55f34b244e4d70dc4
+# checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-M.1 \
+  --served-model-name poolside/Laguna-M.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --trust-remote-code \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-M.1

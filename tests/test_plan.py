@@ -1,0 +1,169 @@
+"""Plans: the exact processes, the same on every machine, and the printed text is the command itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipway import documents, plan, recipe
+from slipway.errors import PlanRefused, UsageError
+from slipway.inventory import Inventory
+from slipway.plan import Plan
+from slipway.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = Path(__file__).resolve().parent / "data" / "plans"
+CHAMPION = "laguna-s-2.1.vllm/4x3090-int4-champion"
+CASES = {
+    "laguna-s-2.1.vllm-4x3090-int4-champion": (CHAMPION, "example-4x3090"),
+    "laguna-m.1.sglang-h200-bf16": ("laguna-m.1.sglang/h200-bf16", None),
+    "laguna-tiny.reference-laptop": ("laguna-tiny.reference/laptop", None),
+}
+
+
+def compiled(recipe_id: str, inventory: str | None = None) -> Plan:
+    hosts = documents.read(ROOT / "stacks" / "inventory" / f"{inventory}.yaml", Inventory) if inventory else None
+    return plan.compile_plan(recipe.find(ROOT / "recipes", recipe_id), hosts, {})
+
+
+def texts_of(name: str) -> dict[str, str]:
+    made = compiled(*CASES[name])
+    return {f"{name}.json": json.dumps(made.as_json(), indent=1) + "\n", f"{name}.sh": plan.shell_text(made)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_the_golden_one(name: str) -> None:
+    """Rewrite with `python tests/test_plan.py`, and read the difference."""
+    for file, text in texts_of(name).items():
+        assert (GOLDEN / file).read_text() == text, f"tests/data/plans/{file} differs from what is compiled now"
+
+
+def test_the_champion_is_the_sources_command() -> None:
+    """Source: launch.sh at 06592b74; the order of flags is free, JSON arguments are equal as JSON."""
+    (process,) = compiled(CHAMPION, "example-4x3090").processes
+    source = shlex.split(
+        """/root/.cache/huggingface/Laguna-S-2.1-INT4 --trust-remote-code --tensor-parallel-size 4 --pipeline-parallel-size 1
+        --max-model-len 204800 --gpu-memory-utilization 0.87 --max-num-seqs 4 --max-num-batched-tokens 2048
+        --enable-auto-tool-choice --tool-call-parser poolside_v1 --reasoning-parser poolside_v1 --moe-backend marlin
+        --disable-custom-all-reduce --speculative-config
+        '{"model":"/root/.cache/huggingface/Laguna-S-2.1-DFlash-INT4","num_speculative_tokens":7,"method":"dflash"}'
+        --served-model-name laguna --default-chat-template-kwargs '{"enable_thinking":true}' --host 0.0.0.0 --port 8000"""
+    )
+    assert options(process.argv) == options(tuple(source))
+    assert process.argv[0] == source[0]
+    wanted = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "VLLM_ENABLE_CUDA_COMPATIBILITY": "0", "VLLM_USE_DEEP_GEMM": "0"}
+    assert wanted.items() <= process.env.items()
+    assert (process.ipc, process.shm_size_bytes) == ("host", 16 << 30)
+    assert [(port.host, port.container) for port in process.ports] == [(8080, 8000)]
+    assert process.image is not None
+    assert process.image.startswith("vllm/vllm-openai:v0.25.1@sha256:")
+
+
+def options(argv: tuple[str, ...]) -> dict[str, object]:
+    """Flags with their values, JSON read as JSON."""
+    found: dict[str, object] = {}
+    for index, word in enumerate(argv):
+        if word.startswith("--"):
+            following = argv[index + 1] if index + 1 < len(argv) else "--"
+            value: object = True if following.startswith("--") else following
+            found[word] = json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+    return found
+
+
+def as_a_shell_reads(text: str) -> tuple[str, ...]:
+    """The words that a POSIX shell passes on when `text` is pasted into it."""
+    program = "docker() { printf '%s\\0' docker \"$@\"; }\nenv() { printf '%s\\0' env \"$@\"; }\n"
+    program += "python() { printf '%s\\0' python \"$@\"; }\n"
+    ran = subprocess.run(("sh", "-c", program + text), capture_output=True, check=True)
+    return tuple(ran.stdout.decode().split("\0")[:-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_printed_text_is_the_command_when_pasted(name: str) -> None:
+    made = compiled(*CASES[name])
+    (process,) = made.processes
+    expected = plan.docker_argv(process) if process.runtime == "docker" else process.argv
+    assert as_a_shell_reads(plan.shell_text(made)) == expected
+
+
+def with_role(item: Recipe, **changes: object) -> Recipe:
+    role = item.cell.roles[0].model_copy(update=changes)
+    return item.model_copy(update={"cell": item.cell.model_copy(update={"roles": [role]})})
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
+def test_no_value_escapes_its_quotes(value: str) -> None:
+    item = with_role(recipe.find(ROOT / "recipes", CHAMPION), flags={"chat-template": value})
+    made = plan.compile_plan(item, None, {})
+    assert as_a_shell_reads(plan.shell_text(made)) == plan.docker_argv(made.processes[0])
+
+
+def test_the_digest_follows_what_runs_and_nothing_else() -> None:
+    item = recipe.find(ROOT / "recipes", CHAMPION)
+    base = plan.compile_plan(item, None, {}).deployment_digest
+    assert base == plan.compile_plan(item, None, {}).deployment_digest
+    assert base != plan.compile_plan(with_role(item, context_tokens=131072), None, {}).deployment_digest
+    lock = {f"{item.cell.checkpoint.repo}@{item.cell.checkpoint.revision}": "sha256:" + "0" * 64}
+    assert base != plan.compile_plan(item, None, lock).deployment_digest
+
+
+def test_a_locked_pair_is_not_warned_about() -> None:
+    item = recipe.find(ROOT / "recipes", CHAMPION)
+    locks = {f"{checkpoint.repo}@{checkpoint.revision}": "sha256:" + "1" * 64 for checkpoint in item.checkpoints}
+    warned = {warning.rule for warning in plan.compile_plan(item, None, locks).warnings}
+    assert "checkpoint-unlocked" not in warned
+    assert "checkpoint-unlocked" in {warning.rule for warning in plan.compile_plan(item, None, {}).warnings}
+
+
+def test_a_part_of_a_node_is_named_by_device() -> None:
+    item = with_role(recipe.find(ROOT / "recipes", CHAMPION), tp=2)
+    words = plan.docker_argv(plan.compile_plan(item, None, {}).processes[0])
+    assert words[words.index("--gpus") + 1] == '"device=0,1"'
+
+
+def test_a_process_on_gpus_sees_only_its_own() -> None:
+    item = with_role(recipe.find(ROOT / "recipes", CHAMPION), tp=2, env={})
+    hosts = documents.read(ROOT / "stacks" / "inventory" / "example-4x3090.yaml", Inventory)
+    made = plan.compile_plan(item, hosts.model_copy(update={"runtime": "process"}), {})
+    assert made.processes[0].env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert as_a_shell_reads(plan.shell_text(made))[:2] == ("env", "HF_HUB_OFFLINE=1")
+    with pytest.raises(UsageError, match="has no image"):
+        plan.docker_argv(made.processes[0])
+
+
+def test_changes_name_the_place_and_both_values() -> None:
+    item = recipe.find(ROOT / "recipes", CHAMPION)
+    old, new = plan.compile_plan(item, None, {}), plan.compile_plan(with_role(item, context_tokens=131072), None, {})
+    assert '"204800" -> "131072"' in plan.changes(old, new)[0]
+    assert plan.changes(old, new)[0].startswith("processes[0].argv[")
+    assert plan.changes(old, old) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"tp": 8}, "placement-gpus"),
+        ({"flags": {"tensor-parallel-size": 4}}, "typed-flag-spelled-twice"),
+        ({"gpu_memory_fraction": 0.9}, "dflash-memory-headroom"),
+        ({"gpu_memory_fraction": None}, "dflash-memory-headroom"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused_by_its_rule(change: dict[str, object], rule: str) -> None:
+    with pytest.raises(PlanRefused) as caught:
+        plan.compile_plan(with_role(recipe.find(ROOT / "recipes", CHAMPION), **change), None, {})
+    assert caught.value.rule == rule
+    assert rule in str(caught.value)
+    assert caught.value.as_json()["rule"] == rule
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        for file, text in texts_of(case).items():
+            (GOLDEN / file).write_text(text)
