@@ -30,7 +30,9 @@ class StepResult(Document):
     seconds: float
 
 
-class _Record(Document):
+class StepRecord(Document):
+    """What is kept about a step that was done."""
+
     inputs_digest: str
     done: Done
 
@@ -72,7 +74,7 @@ def _still_holds(step: Step, folder: Path) -> str | None:
     if step.holds is None:
         return None
     try:
-        record = read_json(_path(step, folder), _Record)
+        record = read_json(_path(step, folder), StepRecord)
     except (MissingFile, DocumentError):
         return None  # no evidence, or evidence nobody can read: the step runs
     if record.inputs_digest != digest(step.inputs):
@@ -84,7 +86,7 @@ def _record(step: Step, done: Done, folder: Path) -> None:
     if step.holds is None:
         return
     path = _path(step, folder)
-    record = _Record(inputs_digest=digest(step.inputs), done=done)
+    record = StepRecord(inputs_digest=digest(step.inputs), done=done)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")

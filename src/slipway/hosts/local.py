@@ -30,7 +30,7 @@ PASSED_ON_PREFIXES = ("OPENBLAS_", "OMP_", "MKL_")
 """How this machine's CPU libraries must be tuned is a fact of the machine, not of the deployment."""
 
 
-class _Record(Document):
+class ProcessRecord(Document):
     """What is kept about a started process; `born` is the kernel's word on when, unique together with the PID."""
 
     schema_: Literal["slipway/process/v1"]
@@ -107,6 +107,8 @@ class LocalHost:
             else:
                 why = "the kernel does not let it go (a GPU driver call, a dead network mount)"
                 raise EngineFailed(name, f"still runs after SIGKILL (pid {record.pid})", why, "look at it with ps")
+        for child in self._children.values():
+            child.poll()  # takes in those that ended, whoever stopped them
         try:
             self._record_path(name).unlink(missing_ok=True)
         except OSError as error:
@@ -138,7 +140,7 @@ class LocalHost:
         if born is None:
             raise EngineFailed(process.name, "ended at once", "", f"read {self.log_path(process.name)}")
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        record = _Record(
+        record = ProcessRecord(
             schema_="slipway/process/v1", name=process.name, pid=pid, born=born, since=since, argv=process.argv
         )
         path = self._record_path(process.name)
@@ -149,13 +151,13 @@ class LocalHost:
         except OSError as error:
             raise from_os_error(error, path, "recording the process") from error
 
-    def _record(self, name: str) -> _Record | None:
+    def _record(self, name: str) -> ProcessRecord | None:
         try:
-            return documents.read_json(self._record_path(name), _Record)
+            return documents.read_json(self._record_path(name), ProcessRecord)
         except (MissingFile, DocumentError):
             return None
 
-    def _alive(self, record: _Record) -> bool:
+    def _alive(self, record: ProcessRecord) -> bool:
         child = self._children.get(record.pid)
         if child is not None and child.poll() is not None:
             return False

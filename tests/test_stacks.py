@@ -1,0 +1,98 @@
+"""Stacks: which one is meant is never guessed, and what it names is read or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipway import inventory, stacks
+from slipway.errors import DiskFailure, DocumentError, UsageError
+from slipway.stacks import Checkout
+
+ROOT = Path(__file__).resolve().parent.parent
+LAPTOP = "config:\n  slipway:recipe: laguna-tiny.reference/laptop\n  slipway:hosts: local\n"
+HOSTS = "schema: slipway/inventory/v1\nname: {name}\nnodes:\n  - {{name: n1, address: 10.0.0.1}}\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    (tmp_path / "stacks" / "inventory").mkdir(parents=True)
+    (tmp_path / "stacks" / "Pulumi.laptop.yaml").write_text(LAPTOP)
+    (tmp_path / "stacks" / "Pulumi.m1-pd.yaml").write_text(
+        "encryptionsalt: v1:abc\nconfig:\n  slipway:recipe: x.y/z\n  aws:region: us-east-1\n"
+    )
+    return Checkout(tmp_path)
+
+
+def test_no_stack_is_never_guessed(checkout: Checkout) -> None:
+    with pytest.raises(UsageError) as caught:
+        stacks.choose(checkout, None)
+    assert "  invoke select --stack laptop\n  invoke select --stack m1-pd" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_the_order_is_flag_variable_selection_only_saved(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkout.stacks / "inventory" / "m1-pd.yaml").write_text(HOSTS.format(name="m1-pd"))
+    assert stacks.choose(checkout, None) == "m1-pd"
+    assert stacks.select(checkout, "laptop") == "laptop"
+    assert stacks.choose(checkout, None) == "laptop"
+    monkeypatch.setenv("SLIPWAY_STACK", "m1-pd")
+    assert stacks.choose(checkout, None) == "m1-pd"
+    assert stacks.choose(checkout, "laptop") == "laptop"
+
+
+@pytest.mark.parametrize("wrong", ["nope", "../laptop", "inventory/m1"])
+def test_an_unknown_stack_names_where_it_was_said(
+    checkout: Checkout, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="--stack: no such stack"):
+        stacks.choose(checkout, wrong)
+    monkeypatch.setenv("SLIPWAY_STACK", wrong)
+    with pytest.raises(UsageError, match="SLIPWAY_STACK: no such stack"):
+        stacks.choose(checkout, None)
+
+
+def test_local_hosts_need_no_file_and_a_saved_one_reads_back_equal(checkout: Checkout) -> None:
+    stack = stacks.read(checkout, "laptop")
+    assert stack.inventory.nodes[0].paths.models == ".slipway/models"
+    stacks.save_inventory(checkout, stack)
+    assert stacks.read(checkout, "laptop") == stack
+    assert stacks.choose(checkout, None) == "laptop"
+
+
+def test_a_hand_kept_inventory_wins_over_a_saved_one(checkout: Checkout) -> None:
+    stacks.save_inventory(checkout, stacks.read(checkout, "laptop"))
+    (checkout.stacks / "inventory" / "laptop.yaml").write_text(HOSTS.format(name="laptop"))
+    assert stacks.read(checkout, "laptop").inventory.nodes[0].name == "n1"
+
+
+def test_a_stack_without_hosts_says_how_to_get_them(checkout: Checkout) -> None:
+    with pytest.raises(UsageError, match="invoke inventory --stack m1-pd"):
+        stacks.read(checkout, "m1-pd")
+
+
+def test_an_inventory_of_another_stack_is_refused(checkout: Checkout) -> None:
+    (checkout.stacks / "inventory" / "m1-pd.yaml").write_text(HOSTS.format(name="other"))
+    with pytest.raises(DocumentError, match="is the inventory of other"):
+        stacks.read(checkout, "m1-pd")
+
+
+def test_a_wrong_key_of_ours_is_refused_and_pulumis_are_left_alone(checkout: Checkout) -> None:
+    (checkout.stacks / "Pulumi.m1-pd.yaml").write_text("config:\n  slipway:recipie: x\n  aws:anything: {a: 1}\n")
+    with pytest.raises(DocumentError, match="did you mean recipe"):
+        stacks.read(checkout, "m1-pd")
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_disk_failure(checkout: Checkout) -> None:
+    checkout.state.write_text("a file where a folder must be")
+    with pytest.raises(DiskFailure):
+        stacks.select(checkout, "laptop")
+    with pytest.raises(DiskFailure):
+        stacks.save_inventory(checkout, stacks.Stack("x", "y", inventory.this_machine("x", "models")))
+
+
+def test_every_shipped_stack_names_a_recipe() -> None:
+    checkout = Checkout(ROOT)
+    for name in stacks.names(checkout):
+        assert stacks.read(checkout, name).recipe_id
