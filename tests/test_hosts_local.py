@@ -104,8 +104,12 @@ def test_a_process_that_ended_by_itself_has_exited(host: LocalHost) -> None:
 
 def test_a_stranger_with_the_same_pid_is_never_signalled(host: LocalHost, tmp_path: Path) -> None:
     """The record names a PID that the kernel has given to somebody else since."""
-    stranger = subprocess.Popen((sys.executable, "-c", "import signal; signal.pause()"), start_new_session=True)
+    script = "import signal; print('up', flush=True); signal.pause()"
+    stranger = subprocess.Popen((sys.executable, "-c", script), start_new_session=True, stdout=subprocess.PIPE)
     try:
+        # The kernel counts start times in hundredths of a second: let the stranger be older than that.
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"up\n"
         host.start(process(SLEEPER))
         record = tmp_path / "run" / "processes" / "test-server.json"
         values = json.loads(record.read_text())
@@ -117,7 +121,7 @@ def test_a_stranger_with_the_same_pid_is_never_signalled(host: LocalHost, tmp_pa
         assert stranger.poll() is None
     finally:
         stranger.kill()
-        stranger.wait()
+        stranger.communicate()
 
 
 def test_a_damaged_record_names_nobody(host: LocalHost, tmp_path: Path) -> None:
