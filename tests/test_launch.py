@@ -33,6 +33,8 @@ def plan_of(port: int, script: str = SERVE, **changes: object) -> Plan:
         mounts=(),
         devices=(),
         all_gpus=False,
+        network="host",
+        capabilities=(),
         ports=(PublishedPort(host=port, container=port),),
         ulimits={},
         ipc="private",

@@ -12,7 +12,7 @@ from slipway import placement, recipe
 from slipway.documents import parse
 from slipway.errors import DocumentError, PlanRefused
 from slipway.inventory import Gpu, Inventory, Node
-from slipway.recipe import Recipe, Role
+from slipway.recipe import Recipe, Role, Transfer
 
 BOOK = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -38,7 +38,9 @@ def pd(tp: int = 8, nodes: int = 2, decode_port: int = 30001) -> Recipe:
     needs = base.cell.requires.model_copy(
         update={"nodes": nodes, "fabric": ["infiniband", "roce"], "gpus_per_node": tp}
     )
-    return base.model_copy(update={"cell": base.cell.model_copy(update={"roles": roles, "requires": needs})})
+    transfer = Transfer(backend="mooncake", bootstrap_port=8998, devices="none")
+    changed = {"roles": roles, "requires": needs, "transfer": transfer}
+    return base.model_copy(update={"cell": base.cell.model_copy(update=changed)})
 
 
 def test_prefill_and_decode_get_a_node_each_and_the_router_joins_the_first() -> None:

@@ -43,7 +43,9 @@ class Node(Document):
     ssh: SshTarget | None = None
     gpus: list[Gpu] = Field(default_factory=list)
     fabric: Fabric = "tcp"
-    rdma_devices: list[RdmaDevice] = Field(default_factory=list)
+    rdma_devices: list[RdmaDevice] = Field(
+        default_factory=list, description="data ports only, in the order of the GPUs"
+    )
     paths: Paths = Field(default_factory=Paths)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slipway.errors import PlanRefused
-from slipway.inventory import Gpu, Inventory, Node, Runtime
-from slipway.recipe import Recipe, Requires, Role
+from slipway.inventory import Gpu, Inventory, Node, RdmaDevice, Runtime
+from slipway.recipe import Fabric, Recipe, Requires, Role
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Placed:
     role: Role
     node: Node
     gpu_indices: tuple[int, ...]
+    rdma_devices: tuple[str, ...] = ()
 
     @property
     def host_port(self) -> int:
@@ -53,8 +54,9 @@ def place(recipe: Recipe, inventory: Inventory) -> tuple[Placed, ...]:
             raise PlanRefused("placement-gpus", where, f"{role.name} needs {count} GPUs on one node", why, remedy)
         indices = tuple(free[node.name][:count])
         free[node.name] = free[node.name][count:]
-        placed.append(Placed(role, node, indices))
+        placed.append(Placed(role, node, indices, _pinned(recipe, role, node, where)))
     _refuse_shared_ports(placed, where)
+    _refuse_unequal_devices(placed, where)
     return tuple(placed)
 
 
@@ -62,18 +64,57 @@ def synthetic(recipe: Recipe) -> Inventory:
     """An inventory that just satisfies the recipe's `requires`; its addresses are reserved for documentation (RFC 5737)."""
     needs = recipe.cell.requires
     gpus = [Gpu(model=recipe.cell.hardware, memory_gib=needs.gpu_memory_gib) for _ in range(needs.gpus_per_node)]
+    fabric: Fabric = needs.fabric[0] if needs.fabric else "tcp"
     nodes = [
         Node(
             name=f"node-{number}",
             address=f"192.0.2.{10 + number}",
             ssh=f"node-{number}",
             gpus=gpus,
-            fabric=needs.fabric[0] if needs.fabric else "tcp",
+            fabric=fabric,
+            rdma_devices=_example_devices(fabric, needs.rdma_devices_per_node),
         )
         for number in range(1, needs.nodes + 1)
     ]
     runtime: Runtime = "process" if recipe.cell.image is None else "docker"
     return Inventory(schema_="slipway/inventory/v1", name="synthetic", runtime=runtime, nodes=nodes)
+
+
+def _example_devices(fabric: Fabric, count: int) -> list[RdmaDevice]:
+    """Devices as such hosts name them; only for a plan without an inventory."""
+    names = [f"rdmap{85 + number}s0" if fabric == "efa" else f"mlx5_{number}" for number in range(count)]
+    return [RdmaDevice(name=name, rate_gbps=200 if fabric == "efa" else 400) for name in names]
+
+
+def _pinned(recipe: Recipe, role: Role, node: Node, where: str) -> tuple[str, ...]:
+    """The RDMA devices of `node` that `role` pins: by the recipe's selector, from the inventory's list, never by name."""
+    transfer = recipe.cell.transfer
+    if transfer is None or transfer.devices == "none" or role.name not in {"prefill", "decode"}:
+        return ()
+    names = tuple(device.name for device in node.rdma_devices)
+    if not names:
+        problem = f"node {node.name} lists no rdma_devices"
+        why = f"{recipe.id} pins {transfer.devices} of them; an unpinned transfer may run over TCP unseen"
+        raise PlanRefused(
+            "rdma-devices-unpinned", where, problem, why, "write the data ports of `ls /sys/class/infiniband` there"
+        )
+    if node.fabric == "efa" and any(name.startswith("mlx5") for name in names):
+        problem = f"node {node.name} has mlx5 devices on EFA (got {', '.join(names)})"
+        why = "AWS names its EFA devices rdmap…; an mlx5 name there is copied from another host"
+        raise PlanRefused(
+            "efa-has-no-mlx5", where, problem, why, "write the names that `ls /sys/class/infiniband` shows"
+        )
+    return names if transfer.devices == "all" else names[:1]
+
+
+def _refuse_unequal_devices(placed: list[Placed], where: str) -> None:
+    counts = {item.role.name: len(item.rdma_devices) for item in placed if item.role.name in {"prefill", "decode"}}
+    if len(set(counts.values())) > 1:
+        problem = ", ".join(f"{role} pins {count}" for role, count in counts.items()) + " RDMA devices"
+        why = "ranks pair their devices by position, so both sides need the same number"
+        raise PlanRefused(
+            "rdma-devices-unequal", where, problem, why, "list the same number on both nodes, or use the one-NIC recipe"
+        )
 
 
 def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from slipway import documents, engines, fit, placement, rules
 from slipway.documents import Document
-from slipway.engines import Command, Launch, reference, sglang, vllm
+from slipway.engines import Command, Launch, Worker, reference, router, sglang, vllm
 from slipway.errors import UsageError
 from slipway.fit import Fit
 from slipway.inventory import Inventory, Runtime
@@ -54,8 +54,10 @@ class Process(Document):
     argv: tuple[str, ...]
     env: dict[str, str]
     mounts: tuple[Mount, ...]
-    devices: tuple[str, ...] = Field(description="`gpu:N` by the node's index, later `rdma:NAME`")
+    devices: tuple[str, ...] = Field(description="`gpu:N` by the node's index, `rdma:NAME`, or a device path")
     all_gpus: bool
+    network: Literal["bridge", "host"]
+    capabilities: tuple[str, ...]
     ports: tuple[PublishedPort, ...]
     ulimits: dict[str, int]
     ipc: Literal["private", "host"]
@@ -95,7 +97,7 @@ class Plan(Document):
     processes: tuple[Process, ...]
 
 
-COMMANDS = {"vllm": vllm.command, "sglang": sglang.command, "reference": reference.command}
+ENGINE_COMMANDS = {"vllm": vllm.command, "sglang": sglang.command, "reference": reference.command}
 
 
 def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict[str, str]) -> Plan:
@@ -114,7 +116,7 @@ def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict
     gpu_gib = recipe.cell.requires.gpu_memory_gib
     figures = (fit.of(recipe, item.role, gpu_gib) for item in placed)
     what_runs = {
-        "recipe": recipe.as_json(),
+        "engine": [recipe.engine, recipe.engine_version],
         "checkpoints": [checkpoint.as_json() for checkpoint in checkpoints],
         "processes": [process.as_json() for process in processes],
         "addresses": {item.node.name: item.node.address for item in placed},
@@ -150,7 +152,14 @@ def docker_argv(process: Process) -> tuple[str, ...]:
         words.append(f"--shm-size={process.shm_size_bytes}")
     for name, limit in process.ulimits.items():
         words += ["--ulimit", f"{name}={limit}:{limit}"]
-    for port in process.ports:
+    for capability in process.capabilities:
+        words += ["--cap-add", capability]
+    for device in process.devices:
+        if device.startswith("/"):
+            words += ["--device", device]
+    if process.network == "host":
+        words.append("--network=host")
+    for port in process.ports if process.network == "bridge" else ():
         words += ["--publish", f"{port.host}:{port.container}"]
     for mount in process.mounts:
         words += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
@@ -186,40 +195,72 @@ def _locked(checkpoint: Checkpoint, lock_digests: dict[str, str]) -> LockedCheck
     )
 
 
-def _process(recipe: Recipe, item: Placed, hosts: Inventory, placed: Iterable[Placed]) -> Process:
-    cell, container = recipe.cell, recipe.cell.container
+def _process(recipe: Recipe, item: Placed, hosts: Inventory, placed: tuple[Placed, ...]) -> Process:
+    container, role = recipe.cell.container, item.role
     in_docker = hosts.runtime == "docker"
     models = container.models_mount if in_docker else item.node.paths.models
-    spec = cell.speculation
-    paths = Launch(
-        model_path=str(PurePosixPath(models, cell.checkpoint.name)),
-        drafter_path=str(PurePosixPath(models, spec.drafter.name)) if spec else None,
-    )
-    command: Command = COMMANDS[recipe.engine](recipe, item.role, paths)
+    command = _command(recipe, item, models, placed)
     env = command.env
     if not in_docker and item.gpu_indices:
         env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in item.gpu_indices)}
-    mounts = (Mount(source=item.node.paths.models, target=models, read_only=True),) if in_docker else ()
-    first = (
-        [other for other in placed if other.role.name in {"prefill", "decode"}] if item.role.name == "router" else []
-    )
+    on_host = in_docker and container.network == "host"
+    takes_weights = in_docker and role.name != "router"
+    devices = [*(f"gpu:{index}" for index in item.gpu_indices), *(f"rdma:{name}" for name in item.rdma_devices)]
     return Process(
-        name=f"{hosts.name}-{item.role.name}",
-        role=item.role.name,
+        name=f"{hosts.name}-{role.name}",
+        role=role.name,
         node=item.node.name,
         runtime=hosts.runtime,
-        image=cell.image if in_docker else None,
+        image=_image(recipe, item) if in_docker else None,
         argv=command.argv,
         env=env,
-        mounts=mounts,
-        devices=tuple(f"gpu:{index}" for index in item.gpu_indices),
+        mounts=(Mount(source=item.node.paths.models, target=models, read_only=True),) if takes_weights else (),
+        devices=(*devices, *(container.devices if in_docker and item.rdma_devices else ())),
         all_gpus=bool(item.gpu_indices) and item.whole_node,
-        ports=(PublishedPort(host=item.host_port if in_docker else item.role.port, container=item.role.port),),
-        ulimits={},
+        network=container.network if in_docker else "host",
+        capabilities=tuple(container.capabilities) if in_docker and item.rdma_devices else (),
+        ports=(PublishedPort(host=item.host_port if in_docker and not on_host else role.port, container=role.port),),
+        ulimits=dict(container.ulimits) if in_docker else {},
         ipc=container.ipc if in_docker else "private",
         shm_size_bytes=container.shm_size_gib * fit.GIB if in_docker and container.shm_size_gib else None,
-        after=tuple(f"{hosts.name}-{other.role.name}" for other in first),
+        after=tuple(f"{hosts.name}-{other.role.name}" for other in _workers(item, placed)),
     )
+
+
+def _command(recipe: Recipe, item: Placed, models: str, placed: tuple[Placed, ...]) -> Command:
+    cell, transfer = recipe.cell, recipe.cell.transfer
+    variant = transfer.fabrics.get(item.node.fabric) if transfer else None
+    launch = Launch(
+        model_path=str(PurePosixPath(models, cell.checkpoint.name)),
+        drafter_path=str(PurePosixPath(models, cell.speculation.drafter.name)) if cell.speculation else None,
+        rdma_devices=item.rdma_devices,
+        fabric_env=dict(variant.env) if variant else {},
+        address=item.node.address,
+        workers=tuple(
+            Worker(
+                other.role.name,
+                _url(other),
+                transfer.bootstrap_port if transfer and other.role.name == "prefill" else None,
+            )
+            for other in _workers(item, placed)
+        ),
+    )
+    build = router.command if item.role.name == "router" else ENGINE_COMMANDS[recipe.engine]
+    return build(recipe, item.role, launch)
+
+
+def _image(recipe: Recipe, item: Placed) -> str | None:
+    """The cell's image, or the one that the node's fabric needs instead."""
+    transfer = recipe.cell.transfer
+    variant = transfer.fabrics.get(item.node.fabric) if transfer else None
+    return variant.image if variant and variant.image else recipe.cell.image
+
+
+def _workers(item: Placed, placed: tuple[Placed, ...]) -> tuple[Placed, ...]:
+    """The servers behind `item` when it is a router."""
+    if item.role.name != "router":
+        return ()
+    return tuple(other for other in placed if other.role.name in {"prefill", "decode"})
 
 
 def _front(placed: tuple[Placed, ...]) -> Placed:

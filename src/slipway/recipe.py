@@ -27,7 +27,13 @@ FlagValue = Scalar | list[Scalar] | dict[str, Scalar | list[Scalar] | dict[str, 
 Word = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=80)]
 RepoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="40 hex digits; a branch or tag moves")]
-ImageRef = Annotated[str, Field(pattern=r"^[\w./:-]+@sha256:[0-9a-f]{64}$", description="an image by digest")]
+ImageRef = Annotated[
+    str,
+    Field(
+        pattern=r"^([\w./:-]+@sha256:[0-9a-f]{64}|build:[a-z0-9]+(-[a-z0-9]+)*)$",
+        description="an image by digest, or build:ENGINE-VARIANT for one of images/ that `invoke build-image` makes",
+    ),
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 FlagName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="as in --help, without dashes in front")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -69,6 +75,29 @@ class Speculation(Document):
     kv_layers: int = Field(ge=0, description="draft layers that keep full KV, for the memory arithmetic")
 
 
+class FabricVariant(Document):
+    """What a prefill/decode cell changes on one kind of fabric."""
+
+    image: ImageRef | None = None
+    env: dict[EnvName, str] = Field(default_factory=dict)
+
+
+class Transfer(Document):
+    """How KV pages go from prefill to decode. Device names never stand here: `devices` selects among a node's own."""
+
+    backend: Literal["mooncake", "nixl", "mooncake_tcp"]
+    bootstrap_port: Port
+    devices: Literal["all", "one", "none"] = Field(description="which of the node's RDMA devices each role pins")
+    fabrics: dict[Fabric, FabricVariant] = Field(default_factory=dict)
+
+
+class Allowed(Document):
+    """A rule that this cell breaks on purpose."""
+
+    rule: Word
+    reason: str = Field(min_length=10)
+
+
 class Requires(Document):
     """What the hosts must offer before anything is started."""
 
@@ -78,6 +107,7 @@ class Requires(Document):
     fabric: list[Fabric] = Field(
         default_factory=list, description="any one of these between the nodes; empty: none needed"
     )
+    rdma_devices_per_node: int = Field(default=0, ge=0)
     disk_gb: float = Field(ge=0, description="decimal GB for the checkpoints")
 
 
@@ -85,6 +115,10 @@ class Container(Document):
     """How the engine's container is created, where it is not the default."""
 
     ipc: Literal["private", "host"] = "private"
+    network: Literal["bridge", "host"] = "bridge"
+    devices: list[AbsolutePath] = Field(default_factory=list)
+    capabilities: list[str] = Field(default_factory=list)
+    ulimits: dict[str, int] = Field(default_factory=dict, description="-1: unlimited")
     shm_size_gib: int | None = Field(default=None, gt=0)
     models_mount: AbsolutePath = "/models"
 
@@ -136,6 +170,8 @@ class Cell(Document):
     parsers: Parsers
     thinking: bool | None = Field(description="the server's default; null: left to the chat template")
     speculation: Speculation | None = None
+    transfer: Transfer | None = None
+    allow: list[Allowed] = Field(default_factory=list)
     requires: Requires
     container: Container = Field(default_factory=Container)
     roles: list[Role] = Field(min_length=1)
@@ -145,6 +181,13 @@ class Cell(Document):
         names = [role.name for role in self.roles]
         if len(set(names)) != len(names):
             raise ValueError(f"roles: each role stands once in a cell, got {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _transfer_goes_with_prefill_and_decode(self) -> Cell:
+        disaggregated = {"prefill", "decode"} & {role.name for role in self.roles}
+        if bool(disaggregated) != (self.transfer is not None) or len(disaggregated) == 1:
+            raise ValueError("roles: prefill, decode and transfer stand together or not at all")
         return self
 
     def role(self, name: RoleName) -> Role | None:

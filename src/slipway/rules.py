@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slipway.engines import reference, sglang, vllm
+from slipway.engines import reference, router, sglang, vllm
 from slipway.errors import PlanRefused
 from slipway.recipe import Recipe, Role
 
@@ -29,6 +29,15 @@ class Case:
     def version(self) -> tuple[int, ...]:
         """The engine's release numbers, as (0, 5, 18)."""
         return release(self.recipe.engine_version)
+
+    @property
+    def typed_flags(self) -> frozenset[str]:
+        """The flags that Slipway writes itself for this role."""
+        return router.TYPED_FLAGS if self.role.name == "router" else TYPED_FLAGS[self.recipe.engine]
+
+    def is_server_of(self, engine: str) -> bool:
+        """Whether the role is a server of `engine`, not its router."""
+        return self.recipe.engine == engine and self.role.name != "router"
 
     def has(self, flag: str) -> bool:
         """Whether the role sets the switch `flag`."""
@@ -65,11 +74,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "typed-flag-spelled-twice",
         "refuse",
-        lambda case: bool(TYPED_FLAGS[case.recipe.engine] & case.role.flags.keys()),
+        lambda case: bool(case.typed_flags & case.role.flags.keys()),
         "a flag that Slipway writes from a typed field also stands in flags",
         "the engine would take whichever comes last, and the checks look at the typed field",
         "set the typed field and remove the flag",
-        "docs/recipes.md",
+        "docs/recipes.md, typed fields",
     ),
     Rule(
         "sglang-yarn-scale",
@@ -130,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         "warn",
         lambda case: (
             (case.recipe.engine == "vllm" and not case.has("enable-prompt-tokens-details"))
-            or (case.recipe.engine == "sglang" and not case.has("enable-cache-report"))
+            or (case.is_server_of("sglang") and not case.has("enable-cache-report"))
         ),
         "usage will not report cached tokens",
         "a gate cannot prove from the answer that its prompt was fresh, and falls back to the server's counters",
@@ -140,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "metrics-off",
         "warn",
-        lambda case: case.recipe.engine == "sglang" and case.role.name != "router" and not case.has("enable-metrics"),
+        lambda case: case.is_server_of("sglang") and not case.has("enable-metrics"),
         "the server will export no metrics",
         "token counters and KV-transfer counters are the evidence of some gates",
         "add enable-metrics to flags",

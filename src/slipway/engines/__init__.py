@@ -7,10 +7,19 @@ taken verbatim from `flags`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from slipway.recipe import FlagValue, Recipe, Role
+from slipway.recipe import FlagValue, Recipe
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A server behind a router; `bootstrap_port` is set for prefill."""
+
+    role: str
+    url: str
+    bootstrap_port: int | None
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,14 @@ class Launch:
 
     model_path: str
     drafter_path: str | None = None
-    python: str = "python"
+    rdma_devices: tuple[str, ...] = ()
+    """The node's own devices that the role pins, in order."""
+    fabric_env: dict[str, str] = field(default_factory=dict)
+    """What the node's fabric asks for besides (recipe: transfer.fabrics)."""
+    address: str = ""
+    """How other nodes reach this one."""
+    workers: tuple[Worker, ...] = ()
+    """For a router: what it routes to."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +65,10 @@ def compact_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def flags(typed: dict[str, FlagValue | None], role: Role) -> tuple[str, ...]:
-    """The words of the typed flags that are set, then those of the role's own flags, in the recipe's order."""
+def flags(typed: Mapping[str, FlagValue | None], verbatim: Mapping[str, FlagValue]) -> tuple[str, ...]:
+    """The words of the typed flags that are set, then those of the verbatim ones, in the recipe's order."""
     given = {flag: value for flag, value in typed.items() if value is not None}
-    return tuple(
-        word for source in (given, role.flags) for flag, value in source.items() for word in spell(flag, value)
-    )
+    return tuple(word for source in (given, verbatim) for flag, value in source.items() for word in spell(flag, value))
 
 
 def thinking_kwargs(recipe: Recipe) -> FlagValue | None:

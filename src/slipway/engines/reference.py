@@ -34,4 +34,4 @@ def command(recipe: Recipe, role: Role, launch: Launch) -> Command:
         "host": role.bind,
         "port": role.port,
     }
-    return Command((launch.python, "-m", "slipway.reference.engine", *engines.flags(typed, role)), dict(role.env))
+    return Command(("python", "-m", "slipway.reference.engine", *engines.flags(typed, role.flags)), dict(role.env))

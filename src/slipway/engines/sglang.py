@@ -30,6 +30,10 @@ TYPED_FLAGS = frozenset(
         "speculative-algorithm",
         "speculative-draft-model-path",
         "speculative-num-draft-tokens",
+        "disaggregation-mode",
+        "disaggregation-transfer-backend",
+        "disaggregation-ib-device",
+        "disaggregation-bootstrap-port",
         "host",
         "port",
     }
@@ -57,6 +61,33 @@ def command(recipe: Recipe, role: Role, launch: Launch) -> Command:
         "speculative-draft-model-path": launch.drafter_path if spec else None,
         "speculative-num-draft-tokens": spec.draft_tokens if spec else None,
     }
-    address: dict[str, FlagValue | None] = {"host": role.bind, "port": role.port}
-    words = (*engines.flags(typed, role), *engines.flags(address, role.model_copy(update={"flags": {}})))
-    return Command(("sglang", "serve", *words), {"HF_HUB_OFFLINE": "1", **role.env})
+    last = {**_disaggregation(recipe, role, launch), "host": role.bind, "port": role.port}
+    words = (*engines.flags(typed, role.flags), *engines.flags(last, {}))
+    env = {"HF_HUB_OFFLINE": "1", **_transfer_env(recipe, role, launch), **role.env, **launch.fabric_env}
+    return Command(("sglang", "serve", *words), env)
+
+
+def _disaggregation(recipe: Recipe, role: Role, launch: Launch) -> dict[str, FlagValue | None]:
+    transfer = recipe.cell.transfer
+    if transfer is None:
+        return {}
+    return {
+        "disaggregation-mode": role.name,
+        "disaggregation-transfer-backend": transfer.backend,
+        "disaggregation-ib-device": ",".join(launch.rdma_devices) or None,
+        "disaggregation-bootstrap-port": transfer.bootstrap_port if role.name == "prefill" else None,
+    }
+
+
+def _transfer_env(recipe: Recipe, role: Role, launch: Launch) -> dict[str, str]:
+    """What keeps KV on the devices that were chosen; an inherited setting or a silent fallback would move it over TCP."""
+    transfer = recipe.cell.transfer
+    if transfer is None:
+        return {}
+    env = {"SGLANG_HOST_IP": launch.address}  # on hosts with many NICs the first address found is often the wrong one
+    if transfer.backend == "mooncake" and "MOONCAKE_PROTOCOL" not in launch.fabric_env:
+        env["MC_FORCE_HCA"] = "1"  # fail rather than fall back to TCP
+    if transfer.backend == "nixl":
+        # `lo`, because NIXL opens an endpoint to itself; a list without it also drops tcp.
+        env["UCX_NET_DEVICES"] = ",".join([*(f"{device}:1" for device in launch.rdma_devices), "lo"])
+    return env

@@ -50,7 +50,7 @@ def command(recipe: Recipe, role: Role, launch: Launch) -> Command:
     }
     # With a local path nothing may be looked up on a hub, the drafter's path inside the JSON included.
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **role.env}
-    return Command((launch.model_path, *engines.flags(typed, role)), env)
+    return Command((launch.model_path, *engines.flags(typed, role.flags)), env)
 
 
 def _speculation(recipe: Recipe, launch: Launch) -> FlagValue | None:

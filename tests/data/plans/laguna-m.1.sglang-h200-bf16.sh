@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/h200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:608dc45e15ef7cb8637341d98f875f3664e1be26bae4a0f55f34b244e4d70dc4
+# deployment sha256:661e1da517297866a132de13d6ad6e96a7f8dcaf4a02894fabbd1dc61807c100
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 
 # server on node node-1

@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/4x3090-int4-champion on inventory example-4x3090
-# deployment sha256:f55806320292f3bc6cf99ecfa044669f325b26ace1e031e50104e7a43ff95986
+# deployment sha256:54534fc14c9c5c70a6599211729c1fac9bf82465c2e2a042b265272253ccb149
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
 

@@ -1,5 +1,5 @@
 # laguna-tiny.reference/laptop on inventory synthetic (synthetic)
-# deployment sha256:b094ff8be61b79a46050f7119b10a699ccf8adc9224c1b75be903b2c677c0129
+# deployment sha256:49f757fe49ad65b7179524328ca23c2666cc52364ee12be1d7178cbf04c87015
 # checkpoint slipway/Laguna-Tiny@0000000000000000000000000000000000000000 lock NOT LOCKED
 
 # server on node node-1
