@@ -7,10 +7,15 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_socket
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Machines are busy; how long one example takes says nothing about the code.
+hypothesis.settings.register_profile("slipway", deadline=None, max_examples=60)
+hypothesis.settings.load_profile("slipway")
 
 _KEPT = {"PATH", "LANG", "LC_ALL", "TERM", "TMPDIR", "CI", "VIRTUAL_ENV"}
 """Variables that a test may see from the outside; coverage's own are kept too, so that subprocesses are measured."""

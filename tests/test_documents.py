@@ -123,7 +123,9 @@ def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:
         ("base: &b {kind: wheel}\n<<: *b\nlabel: a\n", "uses a merge key"),
         ("- 1\n- 2\n", "should be a valid dictionary"),
         ("kind: wheel\n--- \nlabel: b\n", "is not valid YAML"),
-        ("a: " + "[" * 5000, "nested"),
+        ("a: " + "[" * 5000, "nesting"),
+        ("a: " + "[" * 500 + "]" * 500, "nested"),
+        ("- " * 50000, "nest"),
         ("\x00", "is not valid YAML"),
     ],
 )

@@ -97,7 +97,7 @@ def with_role(item: Recipe, **changes: object) -> Recipe:
     return item.model_copy(update={"cell": item.cell.model_copy(update={"roles": [role]})})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
 def test_no_value_escapes_its_quotes(value: str) -> None:
     item = with_role(recipe.find(ROOT / "recipes", CHAMPION), flags={"chat-template": value})

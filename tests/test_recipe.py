@@ -102,3 +102,28 @@ def test_a_value_that_cannot_be_meant_is_refused(tmp_path: Path, old: str, new: 
     (tmp_path / TINY.name).write_text(text.replace(old, new, 1))
     with pytest.raises(DocumentError, match=said):
         recipe.read_book(tmp_path)
+
+
+def test_defaults_are_written_into_every_cell_and_a_cells_own_key_wins() -> None:
+    book = recipe.read_file(BOOK / "laguna-m.1.sglang.yaml")
+    names = {cell.id: cell.served_name for cell in book.cells}
+    assert names["h200-bf16"] == "poolside/Laguna-M.1"
+    assert names["h200-fp8"] == "poolside/Laguna-M.1-FP8"
+
+
+def test_a_mistake_in_the_defaults_is_reported_once_where_it_stands(tmp_path: Path) -> None:
+    name = "laguna-m.1.sglang.yaml"
+    text = (BOOK / name).read_text().replace("  thinking: null", "  thinking: maybe", 1)
+    (tmp_path / name).write_text(text)
+    line = next(number for number, said in enumerate(text.splitlines(), 1) if "thinking: maybe" in said)
+    with pytest.raises(DocumentError) as caught:
+        recipe.read_book(tmp_path)
+    assert [(problem.line, problem.path) for problem in caught.value.problems] == [(line, "defaults.thinking")]
+
+
+def test_prefill_decode_and_transfer_stand_together(tmp_path: Path) -> None:
+    name = "laguna-m.1.sglang.yaml"
+    text = (BOOK / name).read_text().replace("      - name: decode", "      - name: server", 1)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DocumentError, match="stand together or not at all"):
+        recipe.read_book(tmp_path)

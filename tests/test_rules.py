@@ -31,7 +31,7 @@ BREAKING = {
     "dflash-memory-headroom": changed(CHAMPION, gpu_memory_fraction=0.90),
     "thinking-unstated": changed(CHAMPION, cell={"thinking": None}),
     "cached-tokens-unproven": changed(CHAMPION),
-    "metrics-off": changed(M1),
+    "metrics-off": changed(M1, flags={}),
     "public-without-key": changed(CHAMPION),
     "checkpoint-unlocked": changed(CHAMPION),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -144,7 +144,7 @@ class Verified(Document):
     """Where a cell was run by its source; never a promise of ours."""
 
     on: str
-    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    date: str | None = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="null: the source gives none")
     evidence: str
 
 
@@ -207,7 +207,21 @@ class RecipeFile(Document):
     engine: Engine
     engine_version: str = Field(pattern=r"^\d+\.\d+(\.\w+)*$")
     architecture: Architecture
+    defaults: dict[str, Any] = Field(default_factory=dict, description="keys of a cell that a cell may leave out")
     cells: list[Cell] = Field(min_length=1)
+
+    @classmethod
+    def prepared(cls, data: Any) -> Any:
+        """The file with its defaults written into every cell; a key that stands in a cell replaces the default whole."""
+        shared, cells = (data.get("defaults"), data.get("cells")) if isinstance(data, dict) else (None, None)
+        if not isinstance(shared, dict) or not isinstance(cells, list):
+            return data
+        return {**data, "cells": [{**shared, **cell} if isinstance(cell, dict) else cell for cell in cells]}
+
+    @classmethod
+    def written_at(cls, location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        """Where a value of a cell that came from the defaults is written."""
+        return ("defaults", *location[2:]) if location[:1] == ("cells",) and len(location) > 2 else location
 
     @property
     def id(self) -> str:

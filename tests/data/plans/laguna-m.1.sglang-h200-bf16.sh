@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/h200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:661e1da517297866a132de13d6ad6e96a7f8dcaf4a02894fabbd1dc61807c100
+# deployment sha256:f6f16463da6fbd7745e9b5f5d738df619d325e38398df8d39d65a88768886bf7
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 
 # server on node node-1
@@ -17,6 +17,8 @@ docker run \
   --tool-call-parser poolside_v1 \
   --tp-size 8 \
   --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
   --host 0.0.0.0 \
   --port 30000
 
