@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipway import documents, plan, recipe
 from slipway.errors import PlanRefused, UsageError
-from slipway.inventory import Inventory
+from slipway.inventory import Gpu, Inventory, Node, Runtime
 from slipway.plan import Plan
 from slipway.recipe import Recipe
 
@@ -100,7 +100,8 @@ def with_role(item: Recipe, **changes: object) -> Recipe:
 @settings(max_examples=40)
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
 def test_no_value_escapes_its_quotes(value: str) -> None:
-    item = with_role(recipe.find(ROOT / "recipes", CHAMPION), flags={"chat-template": value})
+    item = recipe.find(ROOT / "recipes", CHAMPION)
+    item = with_role(item, flags={**item.cell.roles[0].flags, "chat-template": value})
     made = plan.compile_plan(item, None, {})
     assert as_a_shell_reads(plan.shell_text(made)) == plan.docker_argv(made.processes[0])
 
@@ -122,16 +123,25 @@ def test_a_locked_pair_is_not_warned_about() -> None:
     assert "checkpoint-unlocked" in {warning.rule for warning in plan.compile_plan(item, None, {}).warnings}
 
 
+def eight_h200(runtime: Runtime) -> Inventory:
+    gpus = [Gpu(model="h200", memory_gib=140) for _ in range(8)]
+    return Inventory(
+        schema_="slipway/inventory/v1",
+        name="big",
+        runtime=runtime,
+        nodes=[Node(name="n1", address="192.0.2.1", gpus=gpus)],
+    )
+
+
 def test_a_part_of_a_node_is_named_by_device() -> None:
-    item = with_role(recipe.find(ROOT / "recipes", CHAMPION), tp=2)
-    words = plan.docker_argv(plan.compile_plan(item, None, {}).processes[0])
+    item = recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/2xh200-fp8")
+    words = plan.docker_argv(plan.compile_plan(item, eight_h200("docker"), {}).processes[0])
     assert words[words.index("--gpus") + 1] == '"device=0,1"'
 
 
 def test_a_process_on_gpus_sees_only_its_own() -> None:
-    item = with_role(recipe.find(ROOT / "recipes", CHAMPION), tp=2, env={})
-    hosts = documents.read(ROOT / "stacks" / "inventory" / "example-4x3090.yaml", Inventory)
-    made = plan.compile_plan(item, hosts.model_copy(update={"runtime": "process"}), {})
+    item = recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/2xh200-fp8")
+    made = plan.compile_plan(item, eight_h200("process"), {})
     assert made.processes[0].env["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert as_a_shell_reads(plan.shell_text(made))[:2] == ("env", "HF_HUB_OFFLINE=1")
     with pytest.raises(UsageError, match="has no image"):

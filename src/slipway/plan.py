@@ -12,8 +12,8 @@ from pydantic import Field
 from slipway import documents, engines, fit, placement, rules
 from slipway.documents import Document
 from slipway.engines import Command, Launch, Worker, reference, router, sglang, vllm
-from slipway.errors import UsageError
-from slipway.fit import Fit
+from slipway.errors import PlanRefused, UsageError
+from slipway.fit import Fit, TransferTime
 from slipway.inventory import Inventory, Runtime
 from slipway.placement import Placed
 from slipway.recipe import Checkpoint, Engine, Recipe
@@ -93,6 +93,7 @@ class Plan(Document):
     checkpoints: tuple[LockedCheckpoint, ...]
     front_door: FrontDoor
     fit: tuple[Fit, ...]
+    transfer: TransferTime | None = Field(description="the KV of one full-context prompt, from prefill to decode")
     warnings: tuple[PlanWarning, ...]
     processes: tuple[Process, ...]
 
@@ -113,8 +114,8 @@ def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict
     placed = placement.place(recipe, hosts)
     processes = tuple(_process(recipe, item, hosts, placed) for item in placed)
     front = _front(placed)
-    gpu_gib = recipe.cell.requires.gpu_memory_gib
-    figures = (fit.of(recipe, item.role, gpu_gib) for item in placed)
+    figures = tuple(figure for item in placed if (figure := fit.of(recipe, item.role, _gpu_gib(item))))
+    _refuse_what_cannot_fit(recipe, figures)
     what_runs = {
         "engine": [recipe.engine, recipe.engine_version],
         "checkpoints": [checkpoint.as_json() for checkpoint in checkpoints],
@@ -131,8 +132,12 @@ def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict
         deployment_digest=documents.digest(what_runs),
         checkpoints=checkpoints,
         front_door=FrontDoor(url=_url(front), served_name=recipe.cell.served_name),
-        fit=tuple(figure for figure in figures if figure),
-        warnings=tuple(PlanWarning(rule=f.rule.id, message=f.text, source=f.rule.source) for f in findings),
+        fit=figures,
+        transfer=_transfer_time(recipe, placed),
+        warnings=(
+            *(PlanWarning(rule=f.rule.id, message=f.text, source=f.rule.source) for f in findings),
+            *_near_the_limit(recipe, figures),
+        ),
         processes=processes,
     )
 
@@ -184,6 +189,41 @@ def shell_text(plan: Plan) -> str:
 def changes(old: Plan, new: Plan) -> tuple[str, ...]:
     """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same."""
     return tuple(_changes("", old.as_json(), new.as_json(), skip={"deployment_digest", "warnings", "fit"}))
+
+
+def _gpu_gib(item: Placed) -> float:
+    """The memory of the smallest GPU that the role takes."""
+    return min((item.node.gpus[index].memory_gib for index in item.gpu_indices), default=0)
+
+
+def _refuse_what_cannot_fit(recipe: Recipe, figures: tuple[Fit, ...]) -> None:
+    for figure in figures:
+        role = next(role for role in recipe.cell.roles if role.name == figure.role)
+        if figure.hopeless:
+            place = f"{recipe.id}: roles.{figure.role}.context_tokens"
+            problem = f"{figure.context_tokens} tokens do not fit"
+            why = figure.arithmetic(fit.fraction(recipe, role))
+            raise PlanRefused("does-not-fit", place, problem, why, "lower context_tokens, or use more or larger GPUs")
+
+
+def _near_the_limit(recipe: Recipe, figures: tuple[Fit, ...]) -> Iterator[PlanWarning]:
+    for figure in figures:
+        if not figure.fits:
+            role = next(role for role in recipe.cell.roles if role.name == figure.role)
+            sums = figure.arithmetic(fit.fraction(recipe, role))
+            message = (
+                f"{recipe.id}: roles.{figure.role}: the context may not fit; {sums}; the engine's own start-up decides"
+            )
+            yield PlanWarning(rule="near-the-memory-limit", message=message, source="docs/benchmarks.md, memory")
+
+
+def _transfer_time(recipe: Recipe, placed: tuple[Placed, ...]) -> TransferTime | None:
+    prefill = next((item for item in placed if item.role.name == "prefill"), None)
+    if prefill is None:
+        return None
+    devices = [device for device in prefill.node.rdma_devices if device.name in prefill.rdma_devices]
+    context = prefill.role.context_tokens or recipe.architecture.max_context_tokens
+    return fit.transfer_time(recipe, prefill.role, devices, context)
 
 
 def _locked(checkpoint: Checkpoint, lock_digests: dict[str, str]) -> LockedCheckpoint:

@@ -41,22 +41,61 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\x00]*$")]
 
 
 class Architecture(Document):
-    """The numbers of the model that memory arithmetic needs (`fit`)."""
+    """The model's shape, as far as memory arithmetic needs it (`fit`). Head counts may differ between kinds of layers."""
 
+    source: str = Field(min_length=1, description="where the numbers come from")
     layers: int = Field(gt=0)
     full_attention_layers: int = Field(ge=0, description="layers whose KV cache grows with the context")
+    dense_layers: int = Field(ge=0, description="layers with a plain feed-forward instead of experts")
     sliding_window_tokens: int = Field(default=0, ge=0, description="0: no layer has a window")
+    hidden: int = Field(gt=0)
+    dense_ffn: int = Field(gt=0)
+    heads_full: int = Field(gt=0)
+    heads_windowed: int = Field(default=0, ge=0)
     kv_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
+    gating: Literal["per-head", "per-element"]
+    experts: int = Field(gt=0)
+    expert_ffn: int = Field(gt=0)
+    shared_ffn: int = Field(gt=0)
+    vocab: int = Field(gt=0)
     max_context_tokens: int = Field(gt=0)
+
+    @property
+    def expert_parameters(self) -> int:
+        """The routed experts' weights."""
+        return (self.layers - self.dense_layers) * self.experts * 3 * self.hidden * self.expert_ffn
+
+    @property
+    def router_parameters(self) -> int:
+        """The routers' weights."""
+        return (self.layers - self.dense_layers) * self.experts * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Input embedding and output head, which are not tied."""
+        return 2 * self.vocab * self.hidden
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Attention, dense and shared-expert matrices."""
+        windowed = self.layers - self.full_attention_layers
+        heads = self.full_attention_layers * self.heads_full + windowed * self.heads_windowed
+        gate_rows = heads * (self.head_dim if self.gating == "per-element" else 1)
+        attention = self.hidden * (
+            2 * heads * self.head_dim + gate_rows + 2 * self.layers * self.kv_heads * self.head_dim
+        )
+        feed_forward = (
+            3 * self.hidden * (self.dense_layers * self.dense_ffn + (self.layers - self.dense_layers) * self.shared_ffn)
+        )
+        return attention + feed_forward
 
 
 class Checkpoint(Document):
-    """Weights by repository and revision; `weights_bytes` is what the GPUs must hold, from the source in the comment."""
+    """Weights by repository and revision."""
 
     repo: RepoId
     revision: Revision | None
-    weights_bytes: int = Field(gt=0)
 
     @property
     def name(self) -> str:
@@ -72,7 +111,9 @@ class Speculation(Document):
     draft_tokens: int | None = Field(
         default=None, gt=0, description="tokens proposed per step; null: the engine's default"
     )
-    kv_layers: int = Field(ge=0, description="draft layers that keep full KV, for the memory arithmetic")
+    drafter_parameters: int = Field(gt=0)
+    drafter_unsplit_parameters: int = Field(default=0, ge=0, description="those that every rank keeps whole")
+    kv_layers: int = Field(ge=0, description="draft layers that keep full KV")
 
 
 class FabricVariant(Document):
