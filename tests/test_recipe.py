@@ -89,7 +89,7 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
         ("revision: ", "revision: main # ", "should match pattern"),
         ("port: 8421", "port: 70000", "less than or equal to 65535"),
         ("port: 8421", "port: 8421\n        bind: my host", "should match pattern"),
-        ("image: null", "image: vllm/vllm-openai:v0.25.1", "should match pattern"),
+        ("image: null", "image: vllm openai", "should match pattern"),
         ("dress: vllm", "--dress: vllm", "should match pattern"),
         ("repo: slipway/Laguna-Tiny", "repo: ../Laguna-Tiny", "should match pattern"),
         ("thinking: false", "", "is missing and has no default"),

@@ -30,7 +30,7 @@ Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="40 hex d
 ImageRef = Annotated[
     str,
     Field(
-        pattern=r"^([\w./:-]+@sha256:[0-9a-f]{64}|build:[a-z0-9]+(-[a-z0-9]+)*)$",
+        pattern=r"^[\w./:@-]+$",
         description="an image by digest, or build:ENGINE-VARIANT for one of images/ that `invoke build-image` makes",
     ),
 ]
@@ -108,6 +108,9 @@ class Speculation(Document):
 
     method: Literal["dflash"]
     drafter: Checkpoint
+    synthetic_acceptance: list[float] | None = Field(
+        default=None, description="accept drafts by this curve instead of by the model; for rehearsals on vLLM"
+    )
     draft_tokens: int | None = Field(
         default=None, gt=0, description="tokens proposed per step; null: the engine's default"
     )
@@ -247,6 +250,7 @@ class RecipeFile(Document):
     model: Word
     engine: Engine
     engine_version: str = Field(pattern=r"^\d+\.\d+(\.\w+)*$")
+    packages: dict[str, str] = Field(default_factory=dict, description="versions that the image pins beside the engine")
     architecture: Architecture
     defaults: dict[str, Any] = Field(default_factory=dict, description="keys of a cell that a cell may leave out")
     cells: list[Cell] = Field(min_length=1)
@@ -276,6 +280,7 @@ class Recipe(Document):
     model: str
     engine: Engine
     engine_version: str
+    packages: dict[str, str] = Field(default_factory=dict)
     architecture: Architecture
     cell: Cell
 
@@ -348,6 +353,12 @@ def find(folder: Path, recipe_id: str) -> Recipe:
 
 
 def _cells(book: RecipeFile) -> Iterator[Recipe]:
-    shared = {"model": book.model, "engine": book.engine, "engine_version": book.engine_version}
     for cell in book.cells:
-        yield Recipe(**shared, architecture=book.architecture, cell=cell)  # type: ignore[arg-type]
+        yield Recipe(
+            model=book.model,
+            engine=book.engine,
+            engine_version=book.engine_version,
+            packages=book.packages,
+            architecture=book.architecture,
+            cell=cell,
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slipway import engines
 from slipway.engines import Command, Launch
-from slipway.recipe import FlagValue, Recipe, Role
+from slipway.recipe import FlagValue, Recipe, Role, Scalar
 
 TYPED_FLAGS = frozenset(
     {
@@ -57,7 +57,11 @@ def _speculation(recipe: Recipe, launch: Launch) -> FlagValue | None:
     spec = recipe.cell.speculation
     if spec is None:
         return None
-    config: dict[str, FlagValue] = {"model": launch.drafter_path or spec.drafter.repo}
+    config: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] = {"model": launch.drafter_path or spec.drafter.repo}
     if spec.draft_tokens is not None:
         config["num_speculative_tokens"] = spec.draft_tokens
-    return {**config, "method": spec.method}  # type: ignore[dict-item]
+    config["method"] = spec.method
+    if spec.synthetic_acceptance is not None:
+        config["rejection_sample_method"] = "synthetic"
+        config["synthetic_acceptance_rates"] = list(spec.synthetic_acceptance)
+    return config

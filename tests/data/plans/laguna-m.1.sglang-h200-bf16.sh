@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/h200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:f6f16463da6fbd7745e9b5f5d738df619d325e38398df8d39d65a88768886bf7
+# deployment sha256:90a6f6bf3e94f9cecb3d0eece34ddc33d5d0f6ea588d68262bed000d96e8f777
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 
 # server on node node-1
@@ -8,6 +8,7 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \

@@ -1,0 +1,84 @@
+# laguna-m.1.sglang/h200-bf16-pd-nixl on inventory synthetic (synthetic)
+# deployment sha256:88f3caef8bca6368501a76a0551dd39c76bb6446cbb3d235daf2272d66fade69
+# checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+
+# prefill on node node-1
+docker run \
+  --detach \
+  --name synthetic-prefill \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_HOST_IP=192.0.2.11 \
+  --env UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1,mlx5_4:1,mlx5_5:1,mlx5_6:1,mlx5_7:1,lo \
+  --env SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600 \
+  --ipc=host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --cap-add IPC_LOCK \
+  --device /dev/infiniband \
+  --network=host \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-M.1 \
+  --served-model-name poolside/Laguna-M.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
+  --disaggregation-mode prefill \
+  --disaggregation-transfer-backend nixl \
+  --disaggregation-ib-device mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7 \
+  --disaggregation-bootstrap-port 8998 \
+  --host 0.0.0.0 \
+  --port 30000
+
+# decode on node node-2
+docker run \
+  --detach \
+  --name synthetic-decode \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_HOST_IP=192.0.2.12 \
+  --env UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1,mlx5_4:1,mlx5_5:1,mlx5_6:1,mlx5_7:1,lo \
+  --env SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600 \
+  --ipc=host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --cap-add IPC_LOCK \
+  --device /dev/infiniband \
+  --network=host \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-M.1 \
+  --served-model-name poolside/Laguna-M.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
+  --disaggregation-mode decode \
+  --disaggregation-transfer-backend nixl \
+  --disaggregation-ib-device mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7 \
+  --host 0.0.0.0 \
+  --port 30001
+
+# router on node node-1
+docker run \
+  --detach \
+  --name synthetic-router \
+  --ipc=host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --network=host \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 python3 -m sglang_router.launch_router \
+  --pd-disaggregation \
+  --prefill http://192.0.2.11:30000 8998 \
+  --decode http://192.0.2.12:30001 \
+  --policy round_robin \
+  --host 0.0.0.0 \
+  --port 8000
+
+# ready when http://192.0.2.11:8000 generates as poolside/Laguna-M.1

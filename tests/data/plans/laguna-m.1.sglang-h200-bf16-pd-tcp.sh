@@ -1,0 +1,74 @@
+# laguna-m.1.sglang/h200-bf16-pd-tcp on inventory synthetic (synthetic)
+# deployment sha256:5fb720e2c79e4e00c6136bf21ff6ff2c1593660a73dfef2859e8ae1dd7f8124d
+# checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+
+# prefill on node node-1
+docker run \
+  --detach \
+  --name synthetic-prefill \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_HOST_IP=192.0.2.11 \
+  --ipc=host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --network=host \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-M.1 \
+  --served-model-name poolside/Laguna-M.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
+  --disaggregation-mode prefill \
+  --disaggregation-transfer-backend mooncake_tcp \
+  --disaggregation-bootstrap-port 8998 \
+  --host 0.0.0.0 \
+  --port 30000
+
+# decode on node node-2
+docker run \
+  --detach \
+  --name synthetic-decode \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_HOST_IP=192.0.2.12 \
+  --ipc=host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --network=host \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-M.1 \
+  --served-model-name poolside/Laguna-M.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
+  --disaggregation-mode decode \
+  --disaggregation-transfer-backend mooncake_tcp \
+  --host 0.0.0.0 \
+  --port 30001
+
+# router on node node-1
+docker run \
+  --detach \
+  --name synthetic-router \
+  --ipc=host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --network=host \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 python3 -m sglang_router.launch_router \
+  --pd-disaggregation \
+  --prefill http://192.0.2.11:30000 8998 \
+  --decode http://192.0.2.12:30001 \
+  --policy round_robin \
+  --host 0.0.0.0 \
+  --port 8000
+
+# ready when http://192.0.2.11:8000 generates as poolside/Laguna-M.1

@@ -1,0 +1,27 @@
+# laguna-m.1.vllm/2xb200-nvfp4 on inventory synthetic (synthetic)
+# deployment sha256:eb60e453db1d2d978dc846a89926aea247345142baea876ef687d834397f0698
+# checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env VLLM_NO_USAGE_STATS=1 \
+  --ipc=host \
+  --publish 8000:8000 \
+  --volume /models:/models:ro \
+  vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-M.1-NVFP4 \
+  --tensor-parallel-size 2 \
+  --pipeline-parallel-size 1 \
+  --tool-call-parser poolside_v1 \
+  --reasoning-parser poolside_v1 \
+  --served-model-name laguna \
+  --default-chat-template-kwargs '{"enable_thinking":true}' \
+  --host 0.0.0.0 \
+  --port 8000 \
+  --enable-auto-tool-choice \
+  --enable-prompt-tokens-details
+
+# ready when http://192.0.2.11:8000 generates as laguna

@@ -1,0 +1,33 @@
+# laguna-s-2.1.sglang/b300-fp8-low-latency on inventory synthetic (synthetic)
+# deployment sha256:ede456a4099212d6dc8815721f55987b252dc914ce8fa64809a755b7fc897757
+# checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
+# checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_SHARED_EXPERT_TP1=1 \
+  --ipc=host \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-S-2.1-FP8 \
+  --served-model-name poolside/Laguna-S-2.1-FP8 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --mem-fraction-static 0.7 \
+  --page-size 1 \
+  --speculative-algorithm DFLASH \
+  --speculative-draft-model-path /models/Laguna-S-2.1-DFlash-FP8 \
+  --trust-remote-code \
+  --attention-backend trtllm_mha \
+  --enable-metrics \
+  --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-S-2.1-FP8

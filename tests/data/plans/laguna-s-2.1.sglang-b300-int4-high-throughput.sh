@@ -1,0 +1,26 @@
+# laguna-s-2.1.sglang/b300-int4-high-throughput on inventory synthetic (synthetic)
+# deployment sha256:157ea0a03c25488171fe1873c5adc3aa6c04233c9df498b748d064ffccb5ce6c
+# checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --ipc=host \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-S-2.1-INT4 \
+  --served-model-name poolside/Laguna-S-2.1-INT4 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-S-2.1-INT4

@@ -1,0 +1,32 @@
+# laguna-s-2.1.sglang/gb300-int4-low-latency on inventory synthetic (synthetic)
+# deployment sha256:226a7931fc8990b65d31f86cc101271ca0ea2172c633aad751d5fa5c2808742b
+# checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+# checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --ipc=host \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-S-2.1-INT4 \
+  --served-model-name poolside/Laguna-S-2.1-INT4 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 4 \
+  --mem-fraction-static 0.7 \
+  --page-size 1 \
+  --speculative-algorithm DFLASH \
+  --speculative-draft-model-path /models/Laguna-S-2.1-DFlash-INT4 \
+  --trust-remote-code \
+  --attention-backend trtllm_mha \
+  --enable-metrics \
+  --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-S-2.1-INT4

@@ -1,0 +1,32 @@
+# laguna-s-2.1.sglang/gb300-nvfp4-low-latency on inventory synthetic (synthetic)
+# deployment sha256:ce9b174cb5c174591cbd84e9f0152455d154c92f8fa63146ca06d4a8e15744b3
+# checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
+# checkpoint poolside/Laguna-S-2.1-DFlash-NVFP4@723794750422b3efbf3a7b3af76dffb4ba035943 lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --ipc=host \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-S-2.1-NVFP4 \
+  --served-model-name poolside/Laguna-S-2.1-NVFP4 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 4 \
+  --mem-fraction-static 0.7 \
+  --page-size 1 \
+  --speculative-algorithm DFLASH \
+  --speculative-draft-model-path /models/Laguna-S-2.1-DFlash-NVFP4 \
+  --trust-remote-code \
+  --attention-backend trtllm_mha \
+  --enable-metrics \
+  --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-S-2.1-NVFP4

@@ -1,0 +1,32 @@
+# laguna-s-2.1.sglang/h200-bf16-low-latency on inventory synthetic (synthetic)
+# deployment sha256:2354a3777b64e1909f660c905b1a87e503a0322677b4ac95a6f09a16e66ecf52
+# checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
+# checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --ipc=host \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-S-2.1 \
+  --served-model-name poolside/Laguna-S-2.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 8 \
+  --mem-fraction-static 0.7 \
+  --page-size 1 \
+  --speculative-algorithm DFLASH \
+  --speculative-draft-model-path /models/Laguna-S-2.1-DFlash \
+  --trust-remote-code \
+  --attention-backend fa3 \
+  --enable-metrics \
+  --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-S-2.1

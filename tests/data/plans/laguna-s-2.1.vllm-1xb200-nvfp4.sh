@@ -1,0 +1,29 @@
+# laguna-s-2.1.vllm/1xb200-nvfp4 on inventory synthetic (synthetic)
+# deployment sha256:f79f53f33f46f81639fcea98090516c94a4267d108d7a259b02555e700c07b71
+# checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env VLLM_NO_USAGE_STATS=1 \
+  --ipc=host \
+  --publish 8000:8000 \
+  --volume /models:/models:ro \
+  vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-S-2.1-NVFP4 \
+  --tensor-parallel-size 1 \
+  --pipeline-parallel-size 1 \
+  --max-model-len 262144 \
+  --tool-call-parser poolside_v1 \
+  --reasoning-parser poolside_v1 \
+  --served-model-name laguna \
+  --default-chat-template-kwargs '{"enable_thinking":true}' \
+  --host 0.0.0.0 \
+  --port 8000 \
+  --trust-remote-code \
+  --enable-auto-tool-choice \
+  --enable-prompt-tokens-details
+
+# ready when http://192.0.2.11:8000 generates as laguna

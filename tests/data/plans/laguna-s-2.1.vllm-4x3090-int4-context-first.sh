@@ -1,0 +1,37 @@
+# laguna-s-2.1.vllm/4x3090-int4-context-first on inventory synthetic (synthetic)
+# deployment sha256:8f69095dbba0fff15442dbd68cc1cbc0089814f2bdc3a30fe744c50ea9a5863e
+# checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --env VLLM_NO_USAGE_STATS=1 \
+  --env CUDA_VISIBLE_DEVICES=0,1,2,3 \
+  --env VLLM_ENABLE_CUDA_COMPATIBILITY=0 \
+  --env VLLM_USE_DEEP_GEMM=0 \
+  --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+  --ipc=host \
+  --shm-size=17179869184 \
+  --publish 8080:8000 \
+  --volume /models:/root/.cache/huggingface:ro \
+  vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /root/.cache/huggingface/Laguna-S-2.1-INT4 \
+  --tensor-parallel-size 4 \
+  --pipeline-parallel-size 1 \
+  --max-model-len 262144 \
+  --tool-call-parser poolside_v1 \
+  --reasoning-parser poolside_v1 \
+  --served-model-name laguna \
+  --default-chat-template-kwargs '{"enable_thinking":true}' \
+  --host 0.0.0.0 \
+  --port 8000 \
+  --trust-remote-code \
+  --max-num-seqs 8 \
+  --enable-auto-tool-choice \
+  --enable-prompt-tokens-details \
+  --moe-backend marlin \
+  --disable-custom-all-reduce
+
+# ready when http://192.0.2.11:8080 generates as laguna

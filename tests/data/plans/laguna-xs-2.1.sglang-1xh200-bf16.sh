@@ -1,0 +1,25 @@
+# laguna-xs-2.1.sglang/1xh200-bf16 on inventory synthetic (synthetic)
+# deployment sha256:1a1ee8c4feba8e4fc69ddf7052a9cc57811607ce0db356cce43215e8e5b85a24
+# checkpoint poolside/Laguna-XS-2.1@e9df9a59996d790b94b70f3fef343fe1d9e34bdf lock NOT LOCKED
+
+# server on node node-1
+docker run \
+  --detach \
+  --name synthetic-server \
+  --gpus all \
+  --env HF_HUB_OFFLINE=1 \
+  --publish 30000:30000 \
+  --volume /models:/models:ro \
+  lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
+  --model-path /models/Laguna-XS-2.1 \
+  --served-model-name poolside/Laguna-XS-2.1 \
+  --reasoning-parser poolside_v1 \
+  --tool-call-parser poolside_v1 \
+  --tp-size 1 \
+  --trust-remote-code \
+  --enable-metrics \
+  --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30000
+
+# ready when http://192.0.2.11:30000 generates as poolside/Laguna-XS-2.1
