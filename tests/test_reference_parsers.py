@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -131,7 +132,7 @@ CUTS = st.lists(st.integers(0, 300), max_size=8)
 
 def cut(text, cuts):
     edges = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @given(TEXTS, CUTS, st.sampled_from([None, False, True]), st.booleans())
