@@ -117,7 +117,10 @@ class ChatText:
         variables = {"add_generation_prompt": True, **self._special, **kwargs}
         try:
             return self._template.render({**variables, "messages": list(map(_plain, messages)), "tools": tools or None})
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
+        except TemplateRefusal:
+            raise
+        except Exception as error:
+            # A template is a program that came with the weights; whatever it raises is about these messages.
             raise TemplateRefusal(f"the chat template refuses these messages: {error}") from error
 
 
