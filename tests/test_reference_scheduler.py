@@ -198,7 +198,7 @@ def test_an_aborted_sequence_makes_room_and_is_counted(engine):
     scheduler.abort([endless.job, waiting.job])
     model.turn.release(100)
     assert next_one.text() == "mno"
-    assert endless.news.qsize() <= 1, "generation went on after the abort"
+    assert endless.news.empty(), "an answer that nobody reads was sent"
     assert waiting.news.empty()
     assert scheduler.stats.finishes["abort"] == 2
 

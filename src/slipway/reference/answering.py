@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,9 +112,10 @@ class Answer:
 
         Raises: Refusal when the engine fails on it.
         """
-        async for deltas in self._deltas():
-            for delta in deltas:
-                self._take(delta)
+        async with contextlib.aclosing(self._deltas()) as news:
+            async for deltas in news:
+                for delta in deltas:
+                    self._take(delta)
         choices = [self._choice(opened) for opened in self._open]
         spell = self._dress.chat if self._chat else self._dress.completion
         return spell(self._head, choices, self._usage())
@@ -122,15 +123,16 @@ class Answer:
     async def stream(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events, one frame a token; an error becomes a frame, and `[DONE]` always comes."""
         try:
-            async for deltas in self._deltas():
-                yield b"".join(event(frame) for delta in deltas for frame in self._frames(delta))
+            async with contextlib.aclosing(self._deltas()) as news:
+                async for deltas in news:
+                    yield b"".join(event(frame) for delta in deltas for frame in self._frames(delta))
             if self._head.usage_wanted:
                 yield event(self._dress.usage_frame(self._head, self._stream_kind, self._usage()))
         except Refusal as refusal:
             yield event(self._dress.stream_error(refusal))
         yield b"data: [DONE]\n\n"
 
-    async def _deltas(self) -> AsyncIterator[list[Delta]]:
+    async def _deltas(self) -> AsyncGenerator[list[Delta]]:
         """All news until every choice has ended; whoever stops listening ends the generation."""
         jobs = [opened.job for opened in self._open]
         self._served.scheduler.submit(jobs)
