@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -236,9 +237,12 @@ def _script(ids: Mapping[str, int]) -> tensors.Script:
             if before in successors:
                 raise ValueError(f"token {before} has two successors; a scripted word must stand only once")
             successors[before] = after
-    others = [token for token in range(VOCAB_SIZE) if token not in successors]
-    successors |= {token: log[position % len(log)] for position, token in enumerate(others)}
-    return tensors.Script(successors, tensors.ToolSwitch(asks=tag["</think>"], marker=tag["<use_tools>"], state=state))
+    free = [token for token in range(dialogue.FIRST_BYTE_TOKEN) if token not in successors]
+    successors |= {token: log[position * 7 % len(log)] for position, token in enumerate(free)}
+    others = [token for token in range(dialogue.FIRST_BYTE_TOKEN, VOCAB_SIZE) if token not in successors]
+    imitates = {token: log[position % len(log)] for position, token in enumerate(others)}
+    switch = tensors.ToolSwitch(asks=tag["</think>"], marker=tag["<use_tools>"], state=state)
+    return tensors.Script(successors, imitates, switch)
 
 
 def _shards(weights: Mapping[str, tensors.Stored]) -> dict[str, bytes]:
@@ -271,9 +275,9 @@ def _write(path: Path, content: bytes) -> None:
         partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            partial.unlink()
         raise from_os_error(error, path, "writing the reference checkpoint") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ _NO_KEY = np.float32(-1e30)
 
 def rms_norm(hidden: Floats, weight: Floats, eps: float) -> Floats:
     """`hidden` divided by its root mean square over the last axis, times `weight`."""
-    square = np.einsum("...i,...i->...", hidden, hidden)[..., None]
-    scale: Floats = np.float32(1) / np.sqrt(square / np.float32(hidden.shape[-1]) + np.float32(eps))
-    return hidden * scale * weight
+    mean_square = np.vecdot(hidden, hidden)[..., None] * np.float32(1 / hidden.shape[-1])
+    normed: Floats = hidden / np.sqrt(mean_square + np.float32(eps))
+    normed *= weight
+    return normed
 
 
 class RotaryTable:
@@ -145,16 +146,20 @@ class Attention:
         grouped = queries.reshape(tokens, self._kv_heads, group, self._dim).transpose(1, 2, 0, 3)
         scores = grouped.reshape(self._kv_heads, group * tokens, self._dim) @ keys.transpose(0, 2, 1)
         if tokens > 1:
-            hidden_keys = ~self._visible(np.arange(position, end)[:, None], np.arange(start, end)[None, :])
-            np.copyto(scores.reshape(self._kv_heads, group, tokens, end - start), _NO_KEY, where=hidden_keys)
+            self._hide(scores.reshape(self._kv_heads, group, tokens, end - start))
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         attended = (scores @ values) / scores.sum(axis=-1, keepdims=True)
         return attended.reshape(self._kv_heads * group, tokens, self._dim).transpose(1, 0, 2)
 
-    def _visible(self, query: NDArray[np.int64], key: NDArray[np.int64]) -> NDArray[np.bool_]:
-        causal = key <= query
-        return causal if self._window is None else causal & (key > query - self._window)
+    def _hide(self, scores: Floats) -> None:
+        """Overwrite the scores [kv_heads, group, tokens, keys] of keys that are later than the query or out of window."""
+        tokens, keys = scores.shape[-2:]
+        # Every query sees all keys before this chunk, unless a window slides.
+        first = keys - tokens if self._window is None else 0
+        behind = np.arange(keys - tokens, keys)[:, None] - np.arange(first, keys)[None, :]
+        unseen = behind < 0 if self._window is None else (behind < 0) | (behind >= self._window)
+        np.copyto(scores[..., first:], _NO_KEY, where=unseen)
 
 
 class GatedMlp:
@@ -187,7 +192,7 @@ class SparseMlp:
         scores = np.float32(1) / (np.float32(1) + np.exp(-(hidden @ self._router)))
         # The correction bias takes part in the choice, not in the weights.
         chosen = np.argsort(-(scores + self._bias), axis=-1, kind="stable")[:, : self._chosen]
-        weights = np.take_along_axis(scores, chosen, axis=-1)
+        weights = scores[np.arange(len(hidden))[:, None], chosen]
         weights *= self._scaling / weights.sum(axis=-1, keepdims=True)
         output = self._shared.forward(hidden)
         if len(hidden) == 1:
@@ -204,9 +209,11 @@ class SparseMlp:
 class DecoderLayer:
     """Attention and MLP, each behind its norm and added to the residual stream."""
 
-    def __init__(self, config: LagunaConfig, number: int, tensors: Mapping[str, Floats]) -> None:
+    def __init__(
+        self, config: LagunaConfig, number: int, tensors: Mapping[str, Floats], table: RotaryTable
+    ) -> None:
         prefix, layer = f"model.layers.{number}.", config.layers[number]
-        self.rope = layer.rope
+        self._table = table
         self._eps = config.rms_norm_eps
         self._input_norm = tensors[f"{prefix}input_layernorm.weight"]
         self._mlp_norm = tensors[f"{prefix}post_attention_layernorm.weight"]
@@ -215,10 +222,10 @@ class DecoderLayer:
             SparseMlp(config, tensors, f"{prefix}mlp.") if layer.sparse else GatedMlp(tensors, f"{prefix}mlp.")
         )
 
-    def forward(self, hidden: Floats, past: KeyValues, position: int, table: RotaryTable) -> Floats:
+    def forward(self, hidden: Floats, past: KeyValues, position: int) -> Floats:
         """The residual stream [tokens, hidden] after this layer; extends `past` from `position` on."""
         normed = rms_norm(hidden, self._input_norm, self._eps)
-        hidden = hidden + self._attention.forward(normed, past, position, table)
+        hidden = hidden + self._attention.forward(normed, past, position, self._table)
         return hidden + self._mlp.forward(rms_norm(hidden, self._mlp_norm, self._eps))
 
 

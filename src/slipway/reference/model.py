@@ -43,11 +43,13 @@ class Laguna:
     def __init__(self, config: LagunaConfig, tensors: dict[str, Floats]) -> None:
         self.config = config
         self._embeddings = tensors["model.embed_tokens.weight"]
-        self._layers = [DecoderLayer(config, number, tensors) for number in range(len(config.layers))]
         self._norm = tensors["model.norm.weight"]
         self._head = np.ascontiguousarray(tensors["lm_head.weight"].T)
         ropes = {layer.rope for layer in config.layers}
-        self._tables = {rope: RotaryTable(rope, config.max_position_embeddings) for rope in ropes}
+        tables = {rope: RotaryTable(rope, config.max_position_embeddings) for rope in ropes}
+        self._layers = [
+            DecoderLayer(config, number, tensors, tables[layer.rope]) for number, layer in enumerate(config.layers)
+        ]
 
     @classmethod
     def load(cls, folder: Path) -> Laguna:
@@ -99,7 +101,7 @@ class Laguna:
             with np.errstate(over="ignore"):
                 hidden = self._embeddings[chunk]
                 for layer, past in zip(self._layers, cache.layers, strict=True):
-                    hidden = layer.forward(hidden, past, cache.length, self._tables[layer.rope])
+                    hidden = layer.forward(hidden, past, cache.length)
             cache.length += len(chunk)
             done += len(chunk)
             yield hidden

@@ -53,9 +53,12 @@ class ToolSwitch:
 
 @dataclass(frozen=True)
 class Script:
-    """What follows what: `successors` maps a token id to the next; ids that it lacks follow in a random way."""
+    """What follows what: `successors` maps a token id to the next; every other id is in `imitates`, which names the
+    token that its embedding resembles, so that the same token follows.
+    """
 
     successors: Mapping[int, int]
+    imitates: Mapping[int, int]
     switch: ToolSwitch
 
 
@@ -70,7 +73,7 @@ class Stored:
 
 def build(config: LagunaConfig, script: Script) -> dict[str, Stored]:
     """Every tensor that `config` calls for, by name, with `script` planted."""
-    signs = _signs("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    signs = _embeddings((config.vocab_size, config.hidden_size), script)
     units: dict[str, tuple[Integers, int]] = {}
     for name, shape in config.tensor_shapes().items():
         if name == "model.embed_tokens.weight":
@@ -80,9 +83,7 @@ def build(config: LagunaConfig, script: Script) -> dict[str, Stored]:
         elif name.endswith("e_score_correction_bias"):
             units[name] = _noise(name, shape) >> 3, 6
         elif len(shape) == 1:
-            # Queries and keys larger than 1 make attention choose instead of averaging.
-            base = 208 if name.endswith(("q_norm.weight", "k_norm.weight")) else 112
-            units[name] = base + (_noise(name, shape) & 31), 7
+            units[name] = 112 + (_noise(name, shape) & 31), 7
         else:
             units[name] = _noise(name, shape), _SHIFTS[name.split(".")[-2]]
     _plant_switch(units, config, signs, script.switch)
@@ -120,6 +121,16 @@ def _signs(name: str, shape: tuple[int, ...]) -> Integers:
     return (2 * bits.astype(np.int32) - 1).reshape(shape)
 
 
+def _embeddings(shape: tuple[int, int], script: Script) -> Integers:
+    """The embeddings of ±1; one that imitates another differs from it in about an eighth of the signs."""
+    name = "model.embed_tokens.weight"
+    signs = _signs(name, shape)
+    chances = _noise(f"{name} flips", shape)
+    for token, other in script.imitates.items():
+        signs[token] = np.where(chances[token] < -96, -signs[other], signs[other])
+    return signs
+
+
 def _head(signs: Integers, script: Script) -> Integers:
     """`lm_head`: each row is the sum of the embeddings that it follows, plus noise of -1, 0 and 1."""
     head = _noise("lm_head.weight", signs.shape) // 64
@@ -136,17 +147,23 @@ def _plant_switch(
 
     Those dimensions hardly turn with the position in either variant, so the marker is found at any distance.
     """
+    for name, (norm, _) in units.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            # Queries and keys larger than 1 make attention choose instead of averaging.
+            norm += 96
     prefix, dim = "model.layers.0.self_attn.", config.head_dim
     still = slice(dim - dim // 4, dim)
+    for name in ("q_norm", "k_norm"):
+        units[f"{prefix}{name}.weight"][0][still] = 304  # 2.375
     query, key, value = (units[f"{prefix}{name}_proj.weight"][0] for name in "qkv")
-    query[still] += 64 * signs[switch.asks]
-    # Little noise here: a key of another token must not point where the marker's does.
+    # Little noise here: another token's query or key must not point where these two do.
+    query[still] = (query[still] >> 4) + 16 * signs[switch.asks]
     key[still] = (key[still] >> 4) + 16 * signs[switch.marker]
     value[:dim] += 8 * signs[switch.marker]
     gate = units[f"{prefix}g_proj.weight"][0]
     gate[: dim if config.gate_per_element else 1] += 12 * signs[switch.asks]
     output = units[f"{prefix}o_proj.weight"][0]
-    output[:, :dim] += 56 * signs[switch.state][:, None]
+    output[:, :dim] += 72 * signs[switch.state][:, None]
 
 
 def _stored(name: str, integers: Integers, shift: int) -> Stored:
