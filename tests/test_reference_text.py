@@ -191,3 +191,16 @@ def test_a_prompt_larger_than_the_pool_is_not_kept():
     cache = PrefixCache(1, 3)
     cache.keep(ids(1, 2, 3, 4), SimpleNamespace())
     assert cache.used_tokens == 0
+
+
+def test_tokens_without_text_do_not_make_the_window_grow():
+    widest = 0
+
+    def decode(token_ids):
+        nonlocal widest
+        widest = max(widest, len(token_ids))
+        return decode_bytes([token_id for token_id in token_ids if token_id < 256])
+
+    detokenizer = Detokenizer(decode, frozenset())
+    shown = [detokenizer.add(token_id) for token_id in [65, *[999] * 50, 66]]
+    assert ("".join(shown), widest) == ("AB", 2)
