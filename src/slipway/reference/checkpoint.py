@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def generate(folder: Path, variant: Variant = Variant.PER_HEAD) -> GeneratedChec
 def contents(variant: Variant) -> dict[str, bytes]:
     """The bytes of every file of the checkpoint, by name."""
     config = _configuration(variant)
-    merges = _merges()
+    merges = _merges(_scripted_texts())
     ids = bpe.vocabulary(merges, dialogue.FIRST_BYTE_TOKEN)
     special, markup = _added_tokens()
     tokenizer = bpe.tokenizer_json(merges, dialogue.FIRST_BYTE_TOKEN, special, markup)
@@ -196,10 +198,11 @@ def _tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _merges() -> list[tuple[str, str]]:
-    """The tokenizer's merges; scripted words count so much that each becomes one token."""
+@cache
+def _merges(scripted: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The tokenizer's merges; words of `scripted` texts count so much that each becomes one token."""
     counts = {bpe.spelled(f" {word}"): 1 for word in dialogue.COMMON_WORDS.split()}
-    counts |= {bpe.spelled(piece): 1000 for text in _scripted_texts() for piece in bpe.pieces(text)}
+    counts |= {bpe.spelled(piece): 1000 for text in scripted for piece in bpe.pieces(text)}
     return bpe.train(counts, VOCAB_SIZE - dialogue.FIRST_BYTE_TOKEN - 256)
 
 
@@ -233,7 +236,7 @@ def _script(ids: Mapping[str, int]) -> tensors.Script:
     ]
     successors: dict[int, int] = {}
     for chain in chains:
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             if before in successors:
                 raise ValueError(f"token {before} has two successors; a scripted word must stand only once")
             successors[before] = after
