@@ -148,43 +148,47 @@ class TestTokenizer:
             bpe.train({"ab": 1}, 2)
 
 
-class TestTemplate:
-    USER = {"role": "user", "content": "Hi"}
-    TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
+
+class TestTemplate:
     def test_thinking_is_off_unless_asked_for(self):
-        assert render(messages=[self.USER], add_generation_prompt=True) == "〈|EOS|〉<user>Hi</user>\n<assistant></think>"
-        assert render(messages=[self.USER], add_generation_prompt=True, enable_thinking=True).endswith("<assistant><think>")
-        assert render(messages=[self.USER]).endswith("</user>\n")
+        assert render(messages=[USER], add_generation_prompt=True) == "〈|EOS|〉<user>Hi</user>\n<assistant></think>"
+        assert render(messages=[USER], add_generation_prompt=True, enable_thinking=True).endswith("<assistant><think>")
+        assert render(messages=[USER]).endswith("</user>\n")
 
     def test_a_system_message_comes_first_and_tools_are_listed_in_it(self):
-        text = render(messages=[{"role": "system", "content": "Be brief."}, self.USER], tools=[self.TOOL])
+        text = render(messages=[{"role": "system", "content": "Be brief."}, USER], tools=[TOOL])
         assert text.startswith("〈|EOS|〉<system>Be brief.\n\nFunctions")
         assert '<available_tools>\n{"name": "f", "parameters": {"type": "object"}}\n</available_tools>' in text
 
     def test_a_tool_call_is_asked_for_only_while_the_user_waits(self):
-        asked = render(messages=[self.USER], tools=[self.TOOL], add_generation_prompt=True)
+        asked = render(messages=[USER], tools=[TOOL], add_generation_prompt=True)
         assert asked.endswith("</user>\n<use_tools><assistant></think>")
-        answered = [self.USER, {"role": "tool", "content": "21"}]
-        text = render(messages=answered, tools=[self.TOOL], add_generation_prompt=True)
+        answered = [USER, {"role": "tool", "content": "21"}]
+        text = render(messages=answered, tools=[TOOL], add_generation_prompt=True)
         assert text.endswith("<tool_response>21</tool_response>\n<assistant></think>")
 
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
     def test_earlier_reasoning_is_kept_under_either_name(self, field):
-        text = render(messages=[self.USER, {"role": "assistant", "content": "Yes.", field: "I see."}])
+        text = render(messages=[USER, {"role": "assistant", "content": "Yes.", field: "I see."}])
         assert text.endswith("<assistant><think>I see.</think>Yes.</assistant>\n")
 
     @pytest.mark.parametrize(
         ("arguments", "written"),
         [
-            ({"a": "x y", "n": 2}, "<arg_key>a</arg_key><arg_value>x y</arg_value><arg_key>n</arg_key><arg_value>2</arg_value>"),
+            (
+                {"a": "x y", "n": 2},
+                "<arg_key>a</arg_key><arg_value>x y</arg_value><arg_key>n</arg_key><arg_value>2</arg_value>",
+            ),
             ({}, ""),
             ('{"a": 1}', '<arg_key>arguments</arg_key><arg_value>{"a": 1}</arg_value>'),
         ],
     )
     def test_earlier_calls_are_written_as_the_model_writes_them(self, arguments, written):
         call = {"function": {"name": "f", "arguments": arguments}}
-        text = render(messages=[self.USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
+        text = render(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
         assert text.endswith(f"<assistant></think><tool_call>f{written}</tool_call></assistant>\n")
 
     def test_content_in_parts_is_joined_and_other_roles_speak_as_system(self):

@@ -119,7 +119,6 @@ _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "rms_norm_eps": 1e-06,
-    "max_position_embeddings": 16384,
     "tie_word_embeddings": False,
     "num_experts": 8,
     "num_experts_per_tok": 2,
@@ -136,6 +135,7 @@ _COMMON: dict[str, Any] = {
 _SPECIFIC: dict[Variant, dict[str, Any]] = {
     Variant.PER_HEAD: {
         "gating": True,
+        "max_position_embeddings": 16384,
         "num_hidden_layers": 4,
         "num_attention_heads_per_layer": [8, 12, 12, 8],
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
@@ -159,6 +159,7 @@ _SPECIFIC: dict[Variant, dict[str, Any]] = {
     },
     Variant.PER_ELEMENT: {
         "gating": "per-element",
+        "max_position_embeddings": 32768,
         "num_hidden_layers": 5,
         "num_attention_heads_per_layer": [8] * 5,
         "layer_types": ["full_attention"] * 5,
@@ -170,7 +171,8 @@ _SPECIFIC: dict[Variant, dict[str, Any]] = {
                 "rope_type": "yarn",
                 "rope_theta": 500000.0,
                 "factor": 64.0,
-                "original_max_position_embeddings": 256,
+                "original_max_position_embeddings": 512,
+                # Unlike the default 32, this rounds to another dimension, so that an engine that ignores it is seen.
                 "beta_fast": 64.0,
                 "beta_slow": 1.0,
                 "partial_rotary_factor": 1.0,

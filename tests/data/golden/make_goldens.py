@@ -27,7 +27,7 @@ VOCAB_STRIDE = 3
 """Every third logit is kept: enough to see any error, and the files stay small."""
 
 LENGTHS = {"short": 5, "window": 150, "beyond-original": 1300}
-"""Random prompts: shorter and longer than the sliding window (64), and past YaRN's original context (512, 256)."""
+"""Random prompts: shorter and longer than the sliding window (64), and past YaRN's original context (512)."""
 
 TOOL = {
     "type": "function",
