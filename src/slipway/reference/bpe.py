@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 PRE_TOKEN = r"\s?[\p{L}_]+[.,;:!?]?|\p{N}|[^\s\p{L}\p{N}_]+|\s+"  # noqa: S105  (a pattern, no secret)
@@ -32,7 +33,7 @@ def train(counts: Mapping[str, int], merges: int) -> list[tuple[str, str]]:
     pair_counts: Counter[tuple[str, str]] = Counter()
     places: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for word, symbols in words.items():
-        for pair in zip(symbols, symbols[1:], strict=False):
+        for pair in pairwise(symbols):
             pair_counts[pair] += counts[word]
             places[pair].add(word)
     learned: list[tuple[str, str]] = []
@@ -43,12 +44,12 @@ def train(counts: Mapping[str, int], merges: int) -> list[tuple[str, str]]:
         learned.append(best)
         for word in places.pop(best):
             symbols = words[word]
-            for pair in zip(symbols, symbols[1:], strict=False):
+            for pair in pairwise(symbols):
                 pair_counts[pair] -= counts[word]
                 if pair_counts[pair] == 0:
                     del pair_counts[pair]
             words[word] = symbols = _merged(symbols, best)
-            for pair in zip(symbols, symbols[1:], strict=False):
+            for pair in pairwise(symbols):
                 pair_counts[pair] += counts[word]
                 places[pair].add(word)
     return learned
@@ -64,7 +65,7 @@ def tokenizer_json(
     merges: list[tuple[str, str]], first_id: int, special: Mapping[int, str], markup: Mapping[int, str]
 ) -> dict[str, Any]:
     """The content of `tokenizer.json`: `special` tokens vanish when text is decoded, `markup` tokens stay visible."""
-    added = [
+    added: list[dict[str, Any]] = [
         {
             "id": token_id,
             "content": content,
@@ -96,8 +97,7 @@ def tokenizer_json(
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {**{content: token_id for token_id, content in {**special, **markup}.items()}}
-            | vocabulary(merges, first_id),
+            "vocab": {entry["content"]: entry["id"] for entry in added} | vocabulary(merges, first_id),
             "merges": [list(pair) for pair in merges],
         },
     }

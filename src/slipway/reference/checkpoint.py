@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def generate(folder: Path, variant: Variant = Variant.PER_HEAD) -> GeneratedChec
 def contents(variant: Variant) -> dict[str, bytes]:
     """The bytes of every file of the checkpoint, by name."""
     config = _configuration(variant)
-    merges = _merges()
+    merges = _merges(_scripted_texts())
     ids = bpe.vocabulary(merges, dialogue.FIRST_BYTE_TOKEN)
     special, markup = _added_tokens()
     tokenizer = bpe.tokenizer_json(merges, dialogue.FIRST_BYTE_TOKEN, special, markup)
@@ -117,7 +119,6 @@ _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "rms_norm_eps": 1e-06,
-    "max_position_embeddings": 16384,
     "tie_word_embeddings": False,
     "num_experts": 8,
     "num_experts_per_tok": 2,
@@ -134,6 +135,7 @@ _COMMON: dict[str, Any] = {
 _SPECIFIC: dict[Variant, dict[str, Any]] = {
     Variant.PER_HEAD: {
         "gating": True,
+        "max_position_embeddings": 16384,
         "num_hidden_layers": 4,
         "num_attention_heads_per_layer": [8, 12, 12, 8],
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
@@ -157,6 +159,7 @@ _SPECIFIC: dict[Variant, dict[str, Any]] = {
     },
     Variant.PER_ELEMENT: {
         "gating": "per-element",
+        "max_position_embeddings": 32768,
         "num_hidden_layers": 5,
         "num_attention_heads_per_layer": [8] * 5,
         "layer_types": ["full_attention"] * 5,
@@ -168,7 +171,8 @@ _SPECIFIC: dict[Variant, dict[str, Any]] = {
                 "rope_type": "yarn",
                 "rope_theta": 500000.0,
                 "factor": 64.0,
-                "original_max_position_embeddings": 256,
+                "original_max_position_embeddings": 512,
+                # Unlike the default 32, this rounds to another dimension, so that an engine that ignores it is seen.
                 "beta_fast": 64.0,
                 "beta_slow": 1.0,
                 "partial_rotary_factor": 1.0,
@@ -196,10 +200,11 @@ def _tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _merges() -> list[tuple[str, str]]:
-    """The tokenizer's merges; scripted words count so much that each becomes one token."""
+@cache
+def _merges(scripted: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The tokenizer's merges; words of `scripted` texts count so much that each becomes one token."""
     counts = {bpe.spelled(f" {word}"): 1 for word in dialogue.COMMON_WORDS.split()}
-    counts |= {bpe.spelled(piece): 1000 for text in _scripted_texts() for piece in bpe.pieces(text)}
+    counts |= {bpe.spelled(piece): 1000 for text in scripted for piece in bpe.pieces(text)}
     return bpe.train(counts, VOCAB_SIZE - dialogue.FIRST_BYTE_TOKEN - 256)
 
 
@@ -233,7 +238,7 @@ def _script(ids: Mapping[str, int]) -> tensors.Script:
     ]
     successors: dict[int, int] = {}
     for chain in chains:
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             if before in successors:
                 raise ValueError(f"token {before} has two successors; a scripted word must stand only once")
             successors[before] = after

@@ -86,6 +86,10 @@ class LagunaConfig:
         read = _Reader(content, place)
         read.refuse_unknown()
         layers = _layers(read)
+        if read.count("num_experts_per_tok") > read.count("num_experts"):
+            raise read.refuse(
+                "num_experts_per_tok", f"got {read.count('num_experts_per_tok')}", "there are fewer experts"
+            )
         eos = content.get("eos_token_id")
         return cls(
             vocab_size=read.count("vocab_size"),

@@ -9,9 +9,7 @@ from __future__ import annotations
 REASONING = "I read the request, weigh what it needs and choose one clear step."
 """What follows `<think>`; `</think>` ends it."""
 
-ANSWER = (
-    "This answer comes from a tiny Laguna that Slipway builds itself: real attention, routed experts, honest arithmetic."
-)
+ANSWER = "This answer comes from a tiny Laguna that Slipway builds itself: real attention, routed experts, honest arithmetic."
 """What follows `</think>`; `</assistant>` ends it."""
 
 TOOL_NAME, TOOL_KEY, TOOL_VALUE = "get_weather", "city", "Lisbon"

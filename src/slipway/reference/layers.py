@@ -135,7 +135,8 @@ class Attention:
         attended = self._attend(turned[:, : self._heads], past, position)
         gate = np.logaddexp(np.float32(0), mixed[:, values_end:])[..., None]
         gated = attended.reshape(tokens, gate.shape[1], -1) * gate
-        return gated.reshape(tokens, width) @ self._out
+        output: Floats = gated.reshape(tokens, width) @ self._out
+        return output
 
     def _attend(self, queries: Floats, past: KeyValues, position: int) -> Floats:
         """The values that each query [tokens, heads, head_dim] attends to, in the same shape."""
@@ -149,7 +150,7 @@ class Attention:
             self._hide(scores.reshape(self._kv_heads, group, tokens, end - start))
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
-        attended = (scores @ values) / scores.sum(axis=-1, keepdims=True)
+        attended: Floats = (scores @ values) / scores.sum(axis=-1, keepdims=True)
         return attended.reshape(self._kv_heads * group, tokens, self._dim).transpose(1, 0, 2)
 
     def _hide(self, scores: Floats) -> None:
@@ -174,7 +175,8 @@ class GatedMlp:
         mixed = hidden @ self._into
         inner = mixed.shape[-1] // 2
         gate = mixed[..., :inner]
-        return (gate / (np.float32(1) + np.exp(-gate)) * mixed[..., inner:]) @ self._out
+        output: Floats = (gate / (np.float32(1) + np.exp(-gate)) * mixed[..., inner:]) @ self._out
+        return output
 
 
 class SparseMlp:
@@ -209,18 +211,14 @@ class SparseMlp:
 class DecoderLayer:
     """Attention and MLP, each behind its norm and added to the residual stream."""
 
-    def __init__(
-        self, config: LagunaConfig, number: int, tensors: Mapping[str, Floats], table: RotaryTable
-    ) -> None:
+    def __init__(self, config: LagunaConfig, number: int, tensors: Mapping[str, Floats], table: RotaryTable) -> None:
         prefix, layer = f"model.layers.{number}.", config.layers[number]
         self._table = table
         self._eps = config.rms_norm_eps
         self._input_norm = tensors[f"{prefix}input_layernorm.weight"]
         self._mlp_norm = tensors[f"{prefix}post_attention_layernorm.weight"]
         self._attention = Attention(config, layer, tensors, f"{prefix}self_attn.")
-        self._mlp = (
-            SparseMlp(config, tensors, f"{prefix}mlp.") if layer.sparse else GatedMlp(tensors, f"{prefix}mlp.")
-        )
+        self._mlp = SparseMlp(config, tensors, f"{prefix}mlp.") if layer.sparse else GatedMlp(tensors, f"{prefix}mlp.")
 
     def forward(self, hidden: Floats, past: KeyValues, position: int) -> Floats:
         """The residual stream [tokens, hidden] after this layer; extends `past` from `position` on."""

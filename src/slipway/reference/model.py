@@ -71,22 +71,20 @@ class Laguna:
         Raises: UsageError when an id is outside the vocabulary, there is none, or the context would overflow; `cache`
         is then unchanged.
         """
-        last: Floats | None = None
         for hidden in self._hidden(token_ids, cache):
-            last = hidden[-1:]
-        assert last is not None, "_hidden refuses an empty sequence"
-        return (rms_norm(last, self._norm, self.config.rms_norm_eps) @ self._head)[0]
+            last = hidden[-1:]  # set at least once: an empty sequence is refused
+        return self._project(last).reshape(-1)
 
     def all_logits(self, token_ids: Sequence[int], cache: KVCache) -> NDArray[np.float32]:
         """The logits [tokens, vocab_size] after each of `token_ids`, which are appended to `cache`.
 
         Raises: as `logits`.
         """
-        chunks = [
-            rms_norm(hidden, self._norm, self.config.rms_norm_eps) @ self._head
-            for hidden in self._hidden(token_ids, cache)
-        ]
-        return np.concatenate(chunks)
+        return np.concatenate([self._project(hidden) for hidden in self._hidden(token_ids, cache)])
+
+    def _project(self, hidden: Floats) -> Floats:
+        logits: Floats = rms_norm(hidden, self._norm, self.config.rms_norm_eps) @ self._head
+        return logits
 
     def _hidden(self, token_ids: Sequence[int], cache: KVCache) -> Iterator[Floats]:
         """The residual stream after the last layer, chunk by chunk, so that a long prompt needs bounded memory."""

@@ -83,7 +83,9 @@ def build(config: LagunaConfig, script: Script) -> dict[str, Stored]:
         elif name.endswith("e_score_correction_bias"):
             units[name] = _noise(name, shape) >> 3, 6
         elif len(shape) == 1:
-            units[name] = 112 + (_noise(name, shape) & 31), 7
+            # Queries and keys larger than 1 make attention choose instead of averaging.
+            base = 208 if name.endswith(("q_norm.weight", "k_norm.weight")) else 112
+            units[name] = base + (_noise(name, shape) & 31), 7
         else:
             units[name] = _noise(name, shape), _SHIFTS[name.split(".")[-2]]
     _plant_switch(units, config, signs, script.switch)
@@ -133,8 +135,7 @@ def _embeddings(shape: tuple[int, int], script: Script) -> Integers:
 
 def _head(signs: Integers, script: Script) -> Integers:
     """`lm_head`: each row is the sum of the embeddings that it follows, plus noise of -1, 0 and 1."""
-    head = _noise("lm_head.weight", signs.shape) // 64
-    head = np.clip(head, -1, 1)
+    head: Integers = _noise("lm_head.weight", signs.shape) % 3 - 1
     for before, after in script.successors.items():
         head[after] += _SUCCESSOR * signs[before]
     return head
@@ -147,10 +148,6 @@ def _plant_switch(
 
     Those dimensions hardly turn with the position in either variant, so the marker is found at any distance.
     """
-    for name, (norm, _) in units.items():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            # Queries and keys larger than 1 make attention choose instead of averaging.
-            norm += 96
     prefix, dim = "model.layers.0.self_attn.", config.head_dim
     still = slice(dim - dim // 4, dim)
     for name in ("q_norm", "k_norm"):

@@ -42,7 +42,9 @@ def load_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
             if name not in shapes:
                 raise _broken(path, f"holds the tensor {name}, which config.json does not call for")
             if tensor.shape != shapes[name]:
-                raise _broken(path, f"{name} has the shape {list(tensor.shape)}; config.json means {list(shapes[name])}")
+                raise _broken(
+                    path, f"{name} has the shape {list(tensor.shape)}; config.json means {list(shapes[name])}"
+                )
         tensors |= found
     missing = sorted(shapes.keys() - tensors.keys())
     if missing:
@@ -88,7 +90,9 @@ def _read_shard(path: Path, index: Path) -> dict[str, NDArray[np.float32]]:
         begin, end = _offsets(path, name, entry)
         dtype, shape = _dtype_and_shape(path, name, entry)
         if begin != position or end - begin != math.prod(shape) * dtype.itemsize:
-            raise _broken(path, f"{name} stands at {begin}..{end}; {list(shape)} of {entry['dtype']} from {position} fits")
+            raise _broken(
+                path, f"{name} stands at {begin}..{end}; {list(shape)} of {entry['dtype']} from {position} fits"
+            )
         position = end
         if start + end > len(content):
             raise _broken(path, f"is truncated: {len(content)} bytes, but {name} ends at {start + end}")
