@@ -123,6 +123,8 @@ class FakeServer:
 
     async def _answer(self, path: str, body: dict, headers: list[str], writer: asyncio.StreamWriter) -> bool:
         if path == "/v1/models":
+            if not self.served:
+                return self._plain(writer, "nothing here", 404)
             refused = any("Bearer wrong" in header for header in headers)
             return self._plain(writer, {"data": [{"id": name} for name in self.served]}, 401 if refused else 200)
         if path == "/tokenize":
@@ -151,6 +153,8 @@ class FakeServer:
         name = body["model"]
         if name == "every-4th-429" and self.requests % 4 == 0:
             return self._plain(writer, {"error": {"message": "slow down"}}, 429)
+        if name == "plain-refusal":
+            return self._plain(writer, "upstream\x1b[31m gone", 502)
         if name == "not-http":
             writer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
             return False
@@ -165,7 +169,8 @@ class FakeServer:
                 return False
             text = f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
             writer.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
-        writer.write(b"0\r\n\r\n")
+        # In one piece with the end: a separate one could be taken for the answer to the next request.
+        writer.write(b"0\r\n\r\n" + b"HTTP/1.1 408 Request Timeout\r\n\r\n" * (name == "talks-on"))
         return name not in {"connection-close", "closes-silently"}
 
     async def _events(self, name: str, body: dict) -> AsyncIterator[dict | str | None]:
@@ -308,6 +313,11 @@ class TestMatrix:
         assert {record.detail for record in result.requests if not record.completed} == {"slow down"}
         assert result.completion_tokens == 6 * QUICK
 
+    def test_a_refusal_that_is_not_json_is_shown_without_control_characters(self, server: FakeServer) -> None:
+        result = run(server, "plain-refusal")
+        assert result.failures == {"http 502": 4}
+        assert result.requests[0].detail == "upstream [31m gone"
+
     @pytest.mark.parametrize(
         ("model", "reason"),
         [
@@ -383,12 +393,19 @@ class TestLoop:
         assert verdicts(result)["server-tokens"] is True
 
     def test_ctrl_c_closes_every_connection(self, server: FakeServer) -> None:
+        interrupted = threading.Event()
+
+        def interrupt_once(_: int) -> None:
+            if not interrupted.is_set():
+                interrupted.set()
+                signal.raise_signal(signal.SIGINT)
+
         class Interrupting:
             def note(self, text: str) -> None: ...
 
             @contextmanager
             def track(self, label: str, total: int | None = None, unit: str = "bytes") -> Iterator[Advance]:
-                yield lambda _: signal.raise_signal(signal.SIGINT) if unit == "requests" else None
+                yield interrupt_once if total == 100 and unit == "requests" else lambda _: None
 
         endpoint = Endpoint(f"http://127.0.0.1:{server.port}", "plain", timeout_s=10)
         with pytest.raises(KeyboardInterrupt):
@@ -399,6 +416,31 @@ class TestLoop:
             threading.Event().wait(0.01)
         assert server.open == 0
         assert server.requests < 10
+
+    def test_a_server_that_stops_listening_in_the_middle_fails_the_rest(self, server: FakeServer) -> None:
+        own = FakeServer()
+
+        class StopsAfterPrompts:
+            def note(self, text: str) -> None: ...
+
+            @contextmanager
+            def track(self, label: str, total: int | None = None, unit: str = "bytes") -> Iterator[Advance]:
+                yield lambda _: None
+                if unit == "prompts":
+                    own.stop()
+
+        endpoint = Endpoint(f"http://127.0.0.1:{own.port}", "plain", timeout_s=5)
+        result = bench.run(endpoint, load(), progress=StopsAfterPrompts())
+        assert result.failures == {"connect": 4}
+        assert result.output_throughput == 0.0
+        assert verdicts(result)["output-length"] is None
+
+    def test_bytes_that_nobody_asked_for_end_the_connection_and_cost_no_request(self, server: FakeServer) -> None:
+        assert run(server, "talks-on", requests=6).completed == 6
+
+    def test_an_endpoint_that_lists_no_models_leaves_that_undecided(self, server: FakeServer) -> None:
+        server.served = []
+        assert verdicts(run(server, "plain"))["model-served"] is None
 
     def test_a_server_that_is_not_there_is_a_network_failure(self, unused_port: int) -> None:
         with pytest.raises(NetworkFailure):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -333,6 +333,7 @@ class TestStreams:
         answer = sse.read(sse.frames([(0.0, body), (1.0, b"\n\ndata: {}\n\n")]))
         assert answer.finish_reason is None
 
+    @settings(max_examples=40, deadline=None)
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(
         st.sampled_from(["choices", "delta", "content", "tool_calls", "function", "usage", "error", "index", "text"]), x)))  # fmt: skip
     def test_any_json_is_read_without_an_exception(self, value: object) -> None:

@@ -149,9 +149,11 @@ def _svg(name: str, label: str, size: tuple[float, float], draw: Callable[[Axes]
     with mpl.rc_context():
         mpl.rcdefaults()  # a user's own matplotlibrc must not change the evidence
         mpl.rcParams.update({**_STYLE, "svg.hashsalt": f"slipway-{name}"})
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size)
         FigureCanvasSVG(figure)
-        draw(figure.add_subplot())
+        # Fixed margins in inches, wide enough for "100 %": measuring every text twice would double the time.
+        width, height = size
+        draw(figure.add_axes((0.72 / width, 0.5 / height, 1 - 0.84 / width, 1 - 0.78 / height)))
         target = io.StringIO()
         figure.savefig(target, format="svg", transparent=True, metadata={"Date": None})
     return _inline(target.getvalue(), name, label)
