@@ -258,11 +258,31 @@ class TestEndpoint:
         assert Endpoint(given_url, "m").url == "http://h:1"
 
     @pytest.mark.parametrize(
-        "bad", ["", "h:1", "ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?x=1", "http://[::1"]
+        "bad",
+        [
+            "",
+            "h:1",
+            "ftp://h",
+            "http://",
+            "http://h:x",
+            "http://u:p@h",
+            "http://h?x=1",
+            "http://[::1",
+            "http://a..b",
+            "http://h:0",
+            "http://a b",
+            "http://h\n/x",
+            "http://\x00",
+        ],
     )
     def test_a_url_that_cannot_be_used_is_a_usage_error(self, bad: str) -> None:
         with pytest.raises(UsageError):
             Endpoint(bad, "m")
+
+    @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+    def test_a_timeout_that_cannot_be_waited_for_is_a_usage_error(self, timeout_s: float) -> None:
+        with pytest.raises(UsageError, match="timeout_s"):
+            Endpoint("http://h", "m", timeout_s=timeout_s)
 
     def test_the_key_comes_from_the_environment_and_is_never_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SLIPWAY_API_KEY", f" {KEY}\n")

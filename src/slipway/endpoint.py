@@ -31,6 +31,8 @@ API_KEY_VARIABLE = "SLIPWAY_API_KEY"
 MAX_BODY_BYTES = 64_000_000
 """Largest answer read; more is not an answer to a chat."""
 
+MAX_TIMEOUT_S = 86_400
+
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
 """The ends of a generation that went well; engines also send `abort`, `error` and `content_filter`."""
 
@@ -42,7 +44,7 @@ class Endpoint:
     """Where a model is served, and under which name. The key is never shown.
 
     `url` may or may not end in `/v1`; `timeout_s` bounds a whole answer, not one read.
-    Raises: UsageError when the URL or the key cannot be used.
+    Raises: UsageError when the URL, the key or the timeout cannot be used.
     """
 
     url: str
@@ -53,6 +55,10 @@ class Endpoint:
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _checked_url(self.url))
         object.__setattr__(self, "api_key", _checked_key(self.api_key))
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise UsageError(
+                "timeout_s", f"got {self.timeout_s:g}", f"more than 0 and at most {MAX_TIMEOUT_S} seconds are allowed"
+            )
 
     @classmethod
     def from_environment(cls, url: str, model: str, timeout_s: float = 120.0) -> Endpoint:
@@ -282,7 +288,9 @@ class Client:
             )
         if status >= 500:
             return EngineFailed(place, f"HTTP {status}: {said}", "the engine does not generate", "look at its log")
-        return CheckFailed(place, f"HTTP {status}: {said}", "a request of this kind is answered with 200", "")
+        return CheckFailed(
+            place, f"HTTP {status}: {said}", "a request of this kind is answered with 200", "read its words"
+        )
 
     def _words(self, raw: bytes) -> str:
         text = raw.decode("utf-8", "replace")
@@ -334,21 +342,22 @@ def _beginning(response: httpx.Response) -> bytes:
 
 
 def _checked_url(url: str) -> str:
-    place = "--endpoint"
+    place, url = "--endpoint", url.strip()
     try:
-        parts = urlsplit(url.strip())
-        port_valid = parts.port is None or parts.port > 0
-    except ValueError:
-        parts, port_valid = urlsplit(""), False
+        parts = urlsplit(url)
+        # What the socket layer and httpx will ask of the name; they would end in a traceback.
+        valid = bool((parts.hostname or "").encode("idna")) and parts.port != 0 and bool(httpx.URL(url))
+    except (ValueError, httpx.InvalidURL):
+        parts, valid = urlsplit(""), False
     if "@" in parts.netloc:
         raise UsageError(
             place, "the URL holds a user or password", "it would be shown in logs", f"use {API_KEY_VARIABLE} instead"
         )
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_valid or parts.query or parts.fragment:
+    if not valid or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or " " in url:
         raise UsageError(
             place, f"cannot be used (got {url!r})", "a URL like http://127.0.0.1:8000 is needed", "correct the URL"
         )
-    return url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -132,9 +132,11 @@ def _server_tokens(completed: Sequence[RequestRecord], around: Circumstances) ->
 
 def _fresh_prompts(load: Load, completed: Sequence[RequestRecord], around: Circumstances) -> CrossCheck:
     """Only the template's fixed beginning may come from the prefix cache."""
+    if not completed:
+        return CrossCheck(id="fresh-prompts", ok=None, detail="nothing completed")
     told = [record.cached_tokens for record in completed if record.cached_tokens is not None]
     by = "usage"
-    cached: float | None = sum(told) if told and len(told) == len(completed) else None
+    cached: float | None = sum(told) if len(told) == len(completed) else None
     if cached is None:
         before, after = _sum(_PREFIX_HITS, around.metrics_before), _sum(_PREFIX_HITS, around.metrics_after)
         cached, by = (

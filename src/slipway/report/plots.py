@@ -25,9 +25,9 @@ from slipway.bench import RequestRecord
 MAX_ROWS = 64
 """Requests drawn in the timeline; more would be rows thinner than a line."""
 
-TICKS_PER_ROW = 600
-"""Frames of a row are drawn at this resolution, a point each: frames that fall on one point are one tick, and ticks side
-by side are one bar, which looks the same and keeps the file small."""
+TICKS_PER_ROW = 900
+"""Frames of a row are drawn at this resolution, a point each: frames that fall on one point are one tick, and three ticks or
+more side by side are one bar, which looks the same and keeps the file small."""
 
 INK, MUTED, ACCENT, SECOND, BAD = "#010203", "#010204", "#010205", "#010206", "#010207"
 
@@ -130,14 +130,15 @@ def _row(axes: Axes, row: int, record: RequestRecord, end_ms: float) -> None:
 
 
 def _runs(places: set[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The `places` that stand alone, and the first and last of those that stand side by side."""
-    alone, runs = [], []
+    """The `places` that stand alone or in pairs, and the first and last of those that stand side by side in longer runs."""
+    alone: list[int] = []
+    runs: list[tuple[int, int]] = []
     for start in sorted(place for place in places if place - 1 not in places):
         end = start
         while end + 1 in places:
             end += 1
-        if end == start:
-            alone.append(start)
+        if end - start < 2:
+            alone += range(start, end + 1)
         else:
             runs.append((start, end))
     return alone, runs

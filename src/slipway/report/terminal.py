@@ -93,7 +93,7 @@ def figure(value: float | None) -> str:
     """`value` with two or three significant digits at least, or a dash where there is none."""
     if value is None:
         return "–"
-    digits = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
+    digits = 0 if value >= 1000 or value == 0 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f}"
 
 
