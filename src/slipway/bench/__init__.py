@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slipway import __version__
-from slipway.bench.client import Exchange, Target, drive
+from slipway.bench.client import Target, drive
 from slipway.bench.crosschecks import Circumstances, cross_checks, generated_tokens
 from slipway.bench.prompts import PromptMaker
 from slipway.bench.records import gaps_ms, records
@@ -51,7 +51,8 @@ def run(endpoint: Endpoint, load: Load, *, progress: Progress = silent) -> Bench
             exchanges, lag_s = drive(target, bodies, load.concurrency, advance)
         measured = records(exchanges, endpoint)
         after = _metrics_after(client, before, measured)
-    wall_s = _wall_s(exchanges)
+    wall_s = max(exchange.end_s for exchange in exchanges) - min(exchange.sent_s for exchange in exchanges)
+    open_s = sum(exchange.end_s - exchange.sent_s for exchange in exchanges)
     around = Circumstances(
         model=endpoint.model,
         served=served,
@@ -59,7 +60,7 @@ def run(endpoint: Endpoint, load: Load, *, progress: Progress = silent) -> Bench
         metrics_after=after,
         overhead_tokens=maker.overhead_tokens,
         counted_prompts=maker.by == "tokenize",
-        mean_concurrency=sum(exchange.end_s - exchange.sent_s for exchange in exchanges) / wall_s if wall_s else 0.0,
+        mean_concurrency=open_s / wall_s if wall_s else 0.0,
         lag_ms=lag_s * 1000,
     )
     run_facts = {
@@ -71,9 +72,7 @@ def run(endpoint: Endpoint, load: Load, *, progress: Progress = silent) -> Bench
         "warmup_failed": sum(not record.completed for record in warmup),
         "reconnects": sum(exchange.reconnected for exchange in exchanges),
     }
-    result = _result(load, measured, around, run_facts)
-    progress.note(_sentence(result))
-    return result
+    return _told(_result(load, measured, around, run_facts), progress)
 
 
 def _served(client: Client) -> tuple[str, ...] | None:
@@ -137,11 +136,6 @@ def _metrics_after(client: Client, before: str | None, measured: Sequence[Reques
     return after
 
 
-def _wall_s(exchanges: Sequence[Exchange]) -> float:
-    """From the first request sent to the last one ended."""
-    return max(exchange.end_s for exchange in exchanges) - min(exchange.sent_s for exchange in exchanges)
-
-
 def _result(
     load: Load, measured: Sequence[RequestRecord], around: Circumstances, run_facts: dict[str, Any]
 ) -> BenchResult:
@@ -178,10 +172,12 @@ def _result(
 _PER_REQUEST = ("ttft_any_ms", "ttft_visible_ms", "decode_ms_per_token", "e2e_ms", "client_wall_tok_s")
 
 
-def _sentence(result: BenchResult) -> str:
+def _told(result: BenchResult, progress: Progress) -> BenchResult:
+    """`result`, after its one-sentence summary went to `progress`."""
     ttft = f", TTFT {result.ttft_any_ms.median:.0f} ms (median)" if result.ttft_any_ms else ""
     failures = "".join(f", {count} × {reason}" for reason, count in sorted(result.failures.items()))
-    return (
+    progress.note(
         f"bench: {result.completed} of {len(result.requests)} completed{failures}, "
         f"{result.output_throughput:.1f} tok/s{ttft}"
     )
+    return result
