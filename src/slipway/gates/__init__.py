@@ -1,0 +1,51 @@
+"""What a gate found: one check per claim, each with the values it was decided on.
+
+A gate passes only when every check passed. What could not be decided is a failed check with the reason, never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from slipway.documents import Document
+
+Measured = str | int | float | bool | None
+
+
+class Check(Document):
+    """One claim: whether it holds, why, and the values that decided it."""
+
+    id: str
+    passed: bool
+    detail: str
+    measured: dict[str, Measured] = Field(default_factory=dict)
+
+
+class GateResult(Document):
+    """The verdict of one gate; `passed` says exactly what the checks say, which is checked again on reading."""
+
+    gate: str
+    passed: bool
+    seconds: float = Field(ge=0, le=1e9, allow_inf_nan=False)
+    checks: tuple[Check, ...] = Field(min_length=1)
+
+    @classmethod
+    def of(cls, gate: str, checks: Iterable[Check], seconds: float) -> GateResult:
+        """The result that `checks` amount to."""
+        checks = tuple(checks)
+        return cls(gate=gate, passed=all(check.passed for check in checks), seconds=seconds, checks=checks)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
+    @model_validator(mode="after")
+    def _verdict_follows_from_checks(self) -> Self:
+        if self.passed != all(check.passed for check in self.checks):
+            message = "passed does not follow from the checks"
+            raise ValueError(message)
+        return self
