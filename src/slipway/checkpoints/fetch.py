@@ -20,7 +20,7 @@ from slipway.checkpoints.pins import Pins, Progress, digest_of, silent
 from slipway.checkpoints.publish import Places
 from slipway.checkpoints.transfer import Cancelled, Patience, Transfer
 from slipway.checkpoints.transport import Transport
-from slipway.checkpoints.verify import digest_on_disk
+from slipway.checkpoints.verify import digest_on_disk, digests_on_disk
 from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ def fetch(
     return _skipped(lock, folder, progress, began_s)
 
 
-def _skipped(lock: Pins, folder: Path, progress: Progress, began_s: float) -> FetchResult:
-    progress.note(
-        f"{lock.repo}@{lock.revision[:12]} is already in {folder}, untouched since it was verified; not fetched"
-    )
+def _skipped(lock: Pins, folder: Path, progress: Progress, began_s: float, how: str = "untouched") -> FetchResult:
+    progress.note(f"{lock.repo}@{lock.revision[:12]} is already in {folder}, {how}; not fetched")
     return FetchResult(folder, 0, 0, len(lock.files), skipped=True, seconds=time.monotonic() - began_s)
 
 
@@ -93,16 +91,16 @@ class _Fetch:
     def run(self, hub: Hub, workers: int, patience: Patience, began_s: float) -> FetchResult:
         staging.remove_litter(self._places.root, self._progress)
         surveys = [publish.survey(self._lock, folder) for folder in self._places.candidates()]
-        whole = next((survey.folder for survey in surveys if survey.intact), None)
+        whole, how = next((survey.folder for survey in surveys if survey.intact), None), "untouched"
         good: tuple[PinnedFile, ...] = ()
         if whole is None and surveys:
             good = self._good(surveys[0], workers)
             if len(good) == len(self._lock.files) and not surveys[0].extra:
                 publish.write_manifest(self._lock, surveys[0].folder)
-                whole = surveys[0].folder
+                whole, how = surveys[0].folder, "touched but equal by digest"
         if whole is not None:
             self._places.swap_link(whole)
-            return _skipped(self._lock, whole, self._progress, began_s)
+            return _skipped(self._lock, whole, self._progress, began_s, how)
         wanted = [file for file in self._lock.files if file not in good]
         hub.require_online()
         with staging.staging(self._places.root) as tree:
@@ -116,12 +114,7 @@ class _Fetch:
 
     def _good(self, survey: publish.Survey, workers: int) -> tuple[PinnedFile, ...]:
         """The files of a damaged folder that are right after all: untouched, or changed outside but equal by digest."""
-        total = sum(file.size_bytes for file in survey.doubtful)
-        with self._progress.track(f"hashing {survey.folder}", total) as advance, ThreadPoolExecutor(workers) as pool:
-            hashing = [
-                pool.submit(digest_on_disk, survey.folder / file.path, file, advance) for file in survey.doubtful
-            ]
-        digests = [future.result() for future in hashing]
+        digests = digests_on_disk(survey.folder, survey.doubtful, workers, self._progress)
         right = [file for file, digest in zip(survey.doubtful, digests) if digest == digest_of(file)]  # noqa: B905 -- 3.8
         bad = [file.path for file in (*survey.missing, *survey.doubtful) if file not in right]
         if bad:
@@ -181,7 +174,7 @@ class _Fetch:
     def _publish(self, tree: Path, surveys: Sequence[publish.Survey]) -> Path:
         """The folder that `tree` has become, linked; folders of the same revision that it replaces are removed."""
         if any(file.path.endswith(structure.SHARD_SUFFIX) for file in self._lock.files):
-            structure.check(tree, allow_sparse=True)
+            structure.check(tree, digests_known=True)
         publish.make_read_only(tree, self._lock.files)
         publish.write_manifest(self._lock, tree)
         rival = publish.published(self._lock, self._places.root)
@@ -190,8 +183,11 @@ class _Fetch:
             return rival
         folder = self._places.adopt(tree, repair=bool(surveys))
         self._places.swap_link(folder)
-        for survey in surveys:
-            staging.remove_tree(survey.folder)
+        if surveys and publish.survey(self._lock, folder).intact:
+            for survey in surveys:
+                staging.remove_tree(survey.folder)
+            # A hard link less is a new ctime; remember it, or the next look would hash everything.
+            publish.write_manifest(self._lock, folder)
         return folder
 
 

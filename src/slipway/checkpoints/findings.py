@@ -32,7 +32,7 @@ class Finding:
     kind: str = "mismatch"
 
 
-def refuse(folder: Path, findings: Iterable[Finding], remedy: str = "") -> None:
+def refuse(folder: Path, findings: Iterable[Finding], why: str = "", remedy: str = "") -> None:
     """Nothing when there are no findings; all of them are named, one per line.
 
     Raises: DiskFailure if a file could not be read, else IntegrityMismatch, else MissingFile when nothing but absence was found.
@@ -44,6 +44,6 @@ def refuse(folder: Path, findings: Iterable[Finding], remedy: str = "") -> None:
     kind = next(kind for kind in ("disk", "mismatch", "missing") if kind in kinds)
     error = {"disk": DiskFailure, "mismatch": IntegrityMismatch, "missing": MissingFile}[kind]
     if len(found) == 1:
-        raise error(folder / found[0].path, found[0].text, _WHY[kind], remedy or _REMEDY[kind])
+        raise error(folder / found[0].path, found[0].text, why or _WHY[kind], remedy or _REMEDY[kind])
     lines = "".join(f"\n  {finding.path}: {finding.text}" for finding in found)
-    raise error(folder, f"{len(found)} files are wrong{lines}\n", _WHY[kind], remedy or _REMEDY[kind])
+    raise error(folder, f"{len(found)} files are wrong{lines}\n", why or _WHY[kind], remedy or _REMEDY[kind])

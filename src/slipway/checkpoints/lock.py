@@ -23,8 +23,8 @@ from slipway.progress import Progress, human_bytes, silent
 
 SCHEMA: Literal["slipway/checkpoint-lock/v1"] = "slipway/checkpoint-lock/v1"
 
-Hex40 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}\Z")]
-Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\Z")]
+Hex40 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class LockedFile(documents.Document):

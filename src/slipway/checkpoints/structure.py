@@ -23,6 +23,11 @@ SHARD_SUFFIX = ".safetensors"
 
 _GATE = re.compile(r"(?:^|\.)layers\.([0-9]{1,6})\.self_attn\.g_proj\.weight$")
 _SHOWN = 3
+_WHY = "headers, index and config of a checkpoint agree with each other"
+_UNKNOWN = "verify with level full to see whether files are damaged or were published so; fetch-models repairs damage"
+_PUBLISHED_SO = (
+    "the repository itself was published so: lock another revision, or only the right files, and tell its owner"
+)
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,12 @@ class Structure:
     total_bytes: int
 
 
-def check(folder: Path, *, allow_sparse: bool = False) -> Structure:
+def check(folder: Path, *, digests_known: bool = False) -> Structure:
     """The structure of the checkpoint in `folder`, once every header, the index and the config agree.
 
     Folders inside (a drafter, an adapter) are held to the same rules, each by itself. No weight is read: a flipped byte in
-    the data is what `verify` finds. `allow_sparse` is for callers that check every digest as well.
+    the data is what `verify` finds. With `digests_known` every digest agrees with the lock already: holes on disk are then
+    zeros that were published so, and anything wrong was published so too.
 
     Raises: MissingFile, IntegrityMismatch, DiskFailure, with everything wrong named at once.
     """
@@ -47,7 +53,7 @@ def check(folder: Path, *, allow_sparse: bool = False) -> Structure:
     for parent, names, files in os.walk(folder):
         names[:] = sorted(name for name in names if name not in {".cache", ".git"})
         part = _Part(folder, os.path.relpath(parent, folder), sorted(files))
-        headers = part.headers(findings, allow_sparse=allow_sparse)
+        headers = part.headers(findings, allow_sparse=digests_known)
         findings += part.against_index(headers)
         findings += part.against_config(headers)
         shards += len(headers)
@@ -55,7 +61,7 @@ def check(folder: Path, *, allow_sparse: bool = False) -> Structure:
         total_bytes += sum(header.size_bytes for header in headers.values())
     if not shards and not findings:
         findings.append(Finding("", "holds no *.safetensors file", "missing"))
-    refuse(folder, findings)
+    refuse(folder, findings, _WHY, _PUBLISHED_SO if digests_known else _UNKNOWN)
     return Structure(shards, tensors, total_bytes)
 
 

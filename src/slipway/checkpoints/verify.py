@@ -16,7 +16,7 @@ from slipway.checkpoints.pins import MANIFEST, Hasher, Pins, Progress, digest_of
 from slipway.errors import MissingFile, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from slipway.checkpoints.pins import PinnedFile
@@ -60,8 +60,7 @@ def verify(
         findings += _by_digest(folder, present, workers, progress)
     refuse(folder, findings)
     if level != "stat" and any(file.path.endswith(structure.SHARD_SUFFIX) for file in lock.files):
-        # Once every digest is right, a hole on disk is a run of zeros that was published so.
-        structure.check(folder, allow_sparse=level == "full")
+        structure.check(folder, digests_known=level == "full")
     size = sum(file.size_bytes for file in lock.files)
     return Verification(level, len(lock.files), size, time.monotonic() - began_s)
 
@@ -88,6 +87,19 @@ def digest_on_disk(path: Path, file: PinnedFile, advance: Callable[[int], None] 
 
 
 _UNREADABLE = "cannot be read: "
+
+
+def digests_on_disk(folder: Path, files: Sequence[PinnedFile], workers: int, progress: Progress) -> list[str]:
+    """The digest of each of `files` as it lies in `folder`, in their order, `workers` files at a time."""
+    counted = threading.Lock()
+    with progress.track(f"hashing {folder}", sum(file.size_bytes for file in files)) as advance:
+
+        def count(amount: int) -> None:
+            with counted:
+                advance(amount)
+
+        with ThreadPoolExecutor(max(workers, 1)) as pool:
+            return list(pool.map(lambda file: digest_on_disk(folder / file.path, file, count), files))
 
 
 def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
@@ -119,17 +131,9 @@ def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
     return findings
 
 
-def _by_digest(folder: Path, files: list[PinnedFile], workers: int, progress: Progress) -> list[Finding]:
-    counted = threading.Lock()
-    with progress.track(f"hashing {folder}", sum(file.size_bytes for file in files)) as advance:
-
-        def count(amount: int) -> None:
-            with counted:
-                advance(amount)
-
-        with ThreadPoolExecutor(max(workers, 1)) as pool:
-            digests = list(pool.map(lambda file: digest_on_disk(folder / file.path, file, count), files))
+def _by_digest(folder: Path, files: Sequence[PinnedFile], workers: int, progress: Progress) -> list[Finding]:
     findings = []
+    digests = digests_on_disk(folder, files, workers, progress)
     for file, digest in zip(files, digests):  # noqa: B905 -- strict is newer than some hosts' Python
         if digest.startswith(_UNREADABLE):
             findings.append(Finding(file.path, digest, "disk"))
