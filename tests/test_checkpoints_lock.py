@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.hub import Hub as HubAddress
@@ -178,6 +185,69 @@ def test_a_hub_in_trouble_and_one_that_is_not_there_are_network_failures(hub: Hu
         resolve(hub)
     with pytest.raises(NetworkFailure, match="does not answer"):
         locks.resolve(REPO, "main", endpoint=f"http://127.0.0.1:{unused_port}", token=None)
+
+
+@contextmanager
+def answering(body: str) -> Iterator[str]:
+    """A server that gives the same body to everybody."""
+
+    async def answer(_: object) -> Response:
+        return Response(body, media_type="application/json")
+
+    server = uvicorn.Server(
+        uvicorn.Config(Starlette(routes=[Route("/{any:path}", answer)]), log_config=None, lifespan="off", ws="none")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("<html>sign in</html>", "what no hub answers"),
+        ("[]", "what no hub answers"),
+        ("{}", "what no hub answers"),
+        ({"sha": "main"}, "cannot be locked"),
+        ({"siblings": [{"rfilename": "../evil", "size": 1, "blobId": "a" * 40}]}, "could leave the folder"),
+        ({"siblings": [{"rfilename": "a", "size": 1}]}, "exactly one"),
+        ({"siblings": [{"rfilename": "a", "blobId": "a" * 40}]}, "greater than or equal to 0"),
+        ({"siblings": []}, "has no files"),
+    ],
+)
+def test_an_answer_that_no_hub_gives_is_refused_in_our_words(body: str | dict[str, object], said: str) -> None:
+    whole = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "a", "size": 1, "blobId": "a" * 40}]}
+    text = body if isinstance(body, str) else json.dumps({**whole, **body})
+    with answering(text) as url, pytest.raises((NetworkFailure, MissingFile)) as refused:
+        locks.resolve(REPO, "main", endpoint=url, token=None)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("license: apache-2.0", "apache-2.0"),
+        ("license: other\nlicense_name: openmdw-1.1", "openmdw-1.1"),
+        ("license: [a, b]", None),
+        ("language: en", None),
+    ],
+)
+def test_the_licence_of_the_card_is_kept(hub: Hub, root: Path, card: str, licence: str | None) -> None:
+    write_sample(root / "o" / "card")
+    (root / "o" / "card" / "README.md").write_text(f"---\n{card}\n---\n# A model\n")
+    assert resolve(hub, "o/card").licence == licence
+
+
+@pytest.mark.parametrize("text", ["no card", "---\n[\n---\n", "---\n- a\n---\n"])
+def test_a_card_that_says_nothing_is_no_error(hub: Hub, root: Path, text: str) -> None:
+    write_sample(root / "o" / "card")
+    (root / "o" / "card" / "README.md").write_text(text)
+    assert resolve(hub, "o/card").licence is None
 
 
 @pytest.mark.parametrize("repo", ["", "one", "a/b/c", "../x/y", "a/..", "a/b\n", "-a/b", "a//b", "a/b c"])

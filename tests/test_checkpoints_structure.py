@@ -164,7 +164,7 @@ def test_shards_of_an_older_set_are_stale(folder: Path) -> None:
 def test_an_index_of_another_set_is_stale(folder: Path) -> None:
     for path in folder.glob("model-*"):
         path.rename(path.with_name(path.name.replace("00003.", "00004.")))
-    with pytest.raises(IntegrityMismatch, match="index.json: is stale: it names model-00001-of-00003"):
+    with pytest.raises(IntegrityMismatch, match=r"index\.json: is stale: it names model-00001-of-00003"):
         structure.check(folder)
 
 

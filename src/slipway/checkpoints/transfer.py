@@ -148,7 +148,8 @@ class Transfer:
         if not failure.again or failures >= patience.attempts or (asked_s or 0) > patience.max_retry_after_s:
             raise _final(url, failure, failures, asked_s)
         backoff_s = min(patience.max_wait_s, patience.base_wait_s * 2 ** (failures - 1)) * random.uniform(0.5, 1)  # noqa: S311
-        (patience.wait or self._cancelled.wait)(max(asked_s or 0, backoff_s))
+        wait = self._cancelled.wait if patience.wait is None else patience.wait
+        wait(max(asked_s or 0, backoff_s))
         if self._cancelled.is_set():
             raise Cancelled
 

@@ -144,6 +144,7 @@ class _Answers:
                 "private": False,
                 "gated": gated,
                 "disabled": False,
+                "cardData": commit.card(),
                 "tags": [],
                 "downloads": 0,
                 "likes": 0,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from slipway.errors import MissingFile
 
 REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -60,6 +62,18 @@ class Commit:
 
     revision: str
     blobs: dict[str, Blob]
+
+    def card(self) -> dict[str, Any]:
+        """What the front matter of README.md says, as the hub's `cardData`; empty when there is none."""
+        readme = self.blobs.get("README.md")
+        parts = readme.source.read_text("utf-8", "replace").split("---\n", 2) if readme else []
+        if len(parts) < 3 or parts[0]:
+            return {}
+        try:
+            card = yaml.safe_load(parts[1])
+        except yaml.YAMLError:
+            return {}
+        return card if isinstance(card, dict) else {}
 
     def entries(self, below: str, *, recursive: bool) -> list[dict[str, Any]]:
         """What `tree` answers: files and folders under `below` ("" is the root), sorted by path."""
