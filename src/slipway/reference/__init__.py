@@ -1,6 +1,5 @@
-"""The CPU reference engine's model: a tiny Laguna made from nothing, and numpy code that runs it.
+"""The embedded default: a tiny Laguna made from nothing, a numpy engine that serves it, and a local hub it is fetched from.
 
-`checkpoint` writes a small, byte-reproducible checkpoint with the files, names and shapes of a real one; `model` loads
-such a folder and computes logits that agree with transformers' own Laguna. Both are what tests and `invoke demo` use
-where a GPU, a hub and 225 GB of weights are not at hand.
+What tests and `invoke demo` use where no GPU, no account and no 225 GB of weights are at hand. The bytes, the tokens and the
+HTTP are real; only the size is not.
 """

@@ -1,0 +1,295 @@
+"""Where checkpoints lie under a root, and how a finished one becomes visible: at once, whole, or not at all.
+
+::
+
+    ROOT/<name>                      relative link, swapped atomically, to one of
+    ROOT/.store/<owner>/<name>/<revision>[.<unique>]/     plain files 0444, folders 0555, and the manifest
+    ROOT/.store/.staging/<unique>/   what is being fetched (module staging)
+
+The manifest says of each file what its inode looked like when its digest was known, so a later look costs one stat per file.
+A folder name is never used twice (a repair gets a new one), so no process can remove what another has just published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway.checkpoints.pins import MANIFEST, digest_of, refuse_unsafe
+from slipway.errors import DiskFailure, UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slipway.checkpoints.pins import PinnedFile, Pins
+
+SCHEMA = "slipway/checkpoint-manifest/v1"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A published folder held against the lock by stat alone: what is `good`, what must be hashed again, what is too much."""
+
+    folder: Path
+    good: tuple[PinnedFile, ...]
+    doubtful: tuple[PinnedFile, ...]
+    missing: tuple[PinnedFile, ...]
+    extra: tuple[str, ...]
+
+    @property
+    def intact(self) -> bool:
+        return not (self.doubtful or self.missing or self.extra)
+
+
+def published(lock: Pins, root: Path) -> Path | None:
+    """The folder that `ROOT/<name>` leads to, if it holds just what `lock` says as far as stat can tell; else None.
+
+    Raises: UsageError for a lock that names a place outside its folder.
+    """
+    places = Places.of(lock, root)
+    folder = places.linked()
+    if folder is None:
+        return None
+    return folder if survey(lock, folder).intact else None
+
+
+def survey(lock: Pins, folder: Path) -> Survey:
+    """`folder` held against `lock` by stat: size, inode, mtime and ctime of each file, as its manifest remembers them."""
+    remembered = read_manifest(folder, lock)
+    found = files_in(folder)
+    links = [f"{path}/" for path in found if (folder / path).is_symlink()]
+    good, doubtful, missing = [], [], []
+    for file in lock.files:
+        if any(file.path.startswith(link) for link in links):
+            missing.append(file)  # a folder was replaced by a link: what is behind it is not ours
+            continue
+        try:
+            status = os.lstat(folder / file.path)
+        except OSError:
+            missing.append(file)
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size_bytes:
+            missing.append(file)
+        elif remembered.get(file.path) == identity(status, file):
+            good.append(file)
+        else:
+            doubtful.append(file)
+    expected = {file.path for file in lock.files} | {MANIFEST}
+    extra = tuple(path for path in found if path not in expected)
+    return Survey(folder, tuple(good), tuple(doubtful), tuple(missing), extra)
+
+
+def identity(status: os.stat_result, file: PinnedFile) -> dict[str, Any]:
+    """What the manifest remembers of a file whose digest is known.
+
+    ctime defeats tools that restore mtime. The device number is left out: it may change when the host starts again.
+    """
+    return {
+        "digest": digest_of(file),
+        "size_bytes": status.st_size,
+        "inode": status.st_ino,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }
+
+
+def files_in(folder: Path) -> list[str]:
+    """Paths of everything in `folder` that is no folder, and of links to folders; relative, sorted."""
+    found = []
+    for parent, names, files in os.walk(folder):
+        links = [name for name in names if os.path.islink(os.path.join(parent, name))]  # noqa: PTH114, PTH118 -- os.walk speaks text
+        found += [os.path.relpath(os.path.join(parent, name), folder) for name in files + links]  # noqa: PTH118
+    return sorted(found)
+
+
+def read_manifest(folder: Path, lock: Pins) -> dict[str, Any]:
+    """What the manifest in `folder` remembers per path; empty when there is none for this repository and revision."""
+    try:
+        data = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}  # without a manifest every file is doubtful, which is the safe answer
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        return {}
+    files = data.get("files")
+    same = data.get("repo") == lock.repo and data.get("revision") == lock.revision
+    return files if same and isinstance(files, dict) else {}
+
+
+def write_manifest(lock: Pins, folder: Path) -> None:
+    """Nothing; every file in `folder` is then remembered as it is now, on disk. Call it when all digests are known.
+
+    Raises: DiskFailure, MissingFile.
+    """
+    files = {file.path: identity(os.lstat(folder / file.path), file) for file in lock.files}
+    data = {"schema": SCHEMA, "repo": lock.repo, "revision": lock.revision, "files": files}
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    folder.chmod(mode | 0o300)
+    try:
+        write_durably(folder / MANIFEST, text.encode(), 0o444)
+    finally:
+        folder.chmod(mode)
+
+
+def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Nothing; `path` then holds `data` even after a power loss, and never holds half of it.
+
+    Raises: DiskFailure, MissingFile.
+    """
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        except BaseException:
+            remove_file(temporary)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise from_os_error(error, path, "writing the file") from error
+
+
+def remove_file(path: Path) -> None:
+    """Nothing; `path` is gone. A file that never came to be is no error."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+
+
+def sync_folder(folder: Path) -> None:
+    """Nothing; the names in `folder` are then on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of one locked checkpoint under a root."""
+
+    root: Path
+    store: Path
+    link: Path
+    revision: str
+
+    @classmethod
+    def of(cls, lock: Pins, root: Path) -> Places:
+        """The places of `lock` under `root`; nothing is created.
+
+        Raises: UsageError for a lock that names a place outside its folder.
+        """
+        refuse_unsafe(lock)
+        return cls(root, root / ".store" / lock.repo, root / lock.repo.split("/")[1], lock.revision)
+
+    def prepare(self) -> None:
+        """Nothing; the store exists, and no link leads out of it or stands in the way.
+
+        Raises: DiskFailure, UsageError when `ROOT/<name>` is not Slipway's.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            folder = self.root
+            for part in self.store.relative_to(self.root).parts:
+                folder = folder / part
+                try:
+                    folder.mkdir(mode=0o755)
+                except FileExistsError:
+                    _refuse_link(folder)
+        except OSError as error:
+            raise from_os_error(error, self.root, "preparing the checkpoint folder") from error
+        self._refuse_foreign()
+
+    def candidates(self) -> list[Path]:
+        """The folders that were published for this revision, the linked one first."""
+        linked = self.linked()
+        folders = [path for path in self.store.glob(f"{self.revision}*") if path.name.split(".")[0] == self.revision]
+        found = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+        return sorted(found, key=lambda folder: (folder != linked, folder.name))
+
+    def linked(self) -> Path | None:
+        """The folder of this revision that `ROOT/<name>` leads to, or None."""
+        try:
+            target = self.root / os.readlink(self.link)  # noqa: PTH115 -- Path.readlink is newer than some hosts
+        except OSError:
+            return None
+        ours = target.parent == self.store and target.name.split(".")[0] == self.revision
+        return target if ours and target.is_dir() and not target.is_symlink() else None
+
+    def adopt(self, tree: Path, *, repair: bool) -> Path:
+        """The folder in the store that `tree` has become; it is not linked yet.
+
+        `tree` is complete, durable and on the same file system. A `repair` gets a name of its own.
+        """
+        names = [f"{self.revision}.{uuid.uuid4().hex[:12]}"]
+        if not repair:
+            names.insert(0, self.revision)
+        for name in names:
+            try:
+                tree.rename(self.store / name)
+            except OSError:
+                if name == names[-1]:
+                    raise
+                continue  # another fetcher was first
+            break
+        (self.store / name).chmod(0o555)
+        sync_folder(self.store)
+        return self.store / name
+
+    def swap_link(self, folder: Path) -> None:
+        """Nothing; `ROOT/<name>` then leads to `folder`, and led to something whole at every moment."""
+        self._refuse_foreign()
+        temporary = self.root / ".store" / ".staging" / f"{uuid.uuid4().hex}.link"
+        temporary.parent.mkdir(mode=0o700, exist_ok=True)
+        os.symlink(folder.relative_to(self.root), temporary)  # noqa: PTH211
+        try:
+            temporary.replace(self.link)
+        except BaseException:
+            remove_file(temporary)
+            raise
+        for parent in (self.store.parent, self.store.parent.parent, self.root):
+            sync_folder(parent)
+
+    def _refuse_foreign(self) -> None:
+        """Nothing; whatever stands at `ROOT/<name>` is a link that Slipway made for this repository."""
+        if not os.path.lexists(self.link):
+            return
+        target = os.readlink(self.link) if self.link.is_symlink() else ""  # noqa: PTH115
+        if (self.root / target).parent != self.store or not target:
+            what = f"leads to {target}" if target else "is not a link"
+            raise UsageError(
+                self.link,
+                f"already exists and {what}",
+                f"it must be Slipway's link into {self.store.relative_to(self.root)}",
+                "move it away, or fetch into another folder with --dest",
+            )
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink() or not folder.is_dir():
+        raise DiskFailure(
+            folder,
+            "is a link or a file where the store needs a plain folder",
+            "a link could lead the checkpoint to another place",
+            "remove it, or fetch into another folder with --dest",
+        )
+
+
+def make_read_only(tree: Path, files: Sequence[PinnedFile]) -> None:
+    """Nothing; every folder below `tree` is 0555 and on disk, deepest first; `tree` itself stays writable to be renamed."""
+    parents = {parent for file in files for parent in Path(file.path).parents}
+    for parent in sorted(parents, key=lambda path: -len(path.parts)):
+        if parent.parts:
+            (tree / parent).chmod(0o555)
+        sync_folder(tree / parent)

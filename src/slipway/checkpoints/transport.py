@@ -1,0 +1,204 @@
+"""HTTP for the fetcher: one GET at a time, redirects followed by hand, every connection known so that it can be cut.
+
+urllib brings proxies (`http_proxy`, `no_proxy`) and TLS with SSL_CERT_FILE; what stands here is what it lacks.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import threading
+import weakref
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, getproxies
+
+if TYPE_CHECKING:
+    from slipway.checkpoints.hub import Hub
+
+_MAX_REDIRECTS = 5
+_AGENT = "slipway-fetch"
+
+
+class Failed(Exception):
+    """A request without a usable answer: `text` says what happened, `again` whether another try may help."""
+
+    def __init__(self, text: str, *, again: bool) -> None:
+        super().__init__(text)
+        self.text = text
+        self.again = again
+
+
+class Refused(Failed):
+    """An answer with an error status, with what it says about it. `by_hub` is false once a redirect led elsewhere."""
+
+    def __init__(self, status: int, code: str, *, by_hub: bool, retry_after_s: float | None) -> None:
+        # A signed address expires; the hub gives a fresh one at the next try.
+        again = status in {408, 429} or status >= 500 or not by_hub
+        super().__init__(f"HTTP {status}{f' {code}' if code else ''}", again=again)
+        self.status = status
+        self.code = code
+        self.by_hub = by_hub
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An open body: its status (200 or 206), the file offset of its first byte, and its announced end, if it says so."""
+
+    status: int
+    start: int
+    end: int | None
+    body: HTTPResponse
+
+    def read(self, at_most: int) -> bytes:
+        """What has arrived, at least one byte; empty at the end.
+
+        Raises: Failed.
+        """
+        try:
+            return self.body.read1(at_most)
+        except (OSError, HTTPException, ValueError, AttributeError) as error:
+            raise _failed(error) from error
+
+    def close(self) -> None:
+        self.body.close()
+
+
+class Transport:
+    """GETs from one hub; `stall_s` is how long a read may bring nothing."""
+
+    def __init__(self, hub: Hub, stall_s: float) -> None:
+        self._hub = hub
+        self._stall_s = stall_s
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._opener = OpenerDirector()
+        for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
+            self._opener.add_handler(handler)
+
+    def get(self, url: str, start: int = 0) -> Answer:
+        """The body of `url` from byte `start` on, or from 0 when the server ignores ranges.
+
+        Raises: Failed, Refused.
+        """
+        origin = url
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = self._request(url, start, with_token=_origin(url) == _origin(origin))
+            status = response.status
+            if status in {200, 206}:
+                return _answer(response, start)
+            headers = response.headers
+            response.close()
+            if status not in {301, 302, 303, 307, 308}:
+                by_hub = _origin(url) == _origin(origin)
+                raise Refused(status, headers.get("X-Error-Code", ""), by_hub=by_hub, retry_after_s=_wait_s(headers))
+            url = urljoin(url, headers.get("Location", ""))
+            if urlsplit(url).scheme not in {"http", "https"} or (
+                origin.startswith("https:") > url.startswith("https:")
+            ):
+                raise Failed(f"a redirect leads to {_shown(url)}, which is not followed", again=False)
+        raise Failed(f"more than {_MAX_REDIRECTS} redirects", again=False)
+
+    def cut(self) -> None:
+        """End every open connection, so that no reader waits on."""
+        with self._lock:
+            for connection in list(self._open):
+                try:
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+                except OSError:
+                    continue  # already at its end
+
+    def _request(self, url: str, start: int, *, with_token: bool) -> HTTPResponse:
+        request = Request(url, headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"})  # noqa: S310 -- scheme checked
+        if start:
+            request.add_unredirected_header("Range", f"bytes={start}-")
+        if with_token and self._hub.token:
+            request.add_unredirected_header("Authorization", f"Bearer {self._hub.token}")
+        try:
+            response = self._opener.open(request, timeout=self._stall_s)
+        except (OSError, HTTPException, ValueError) as error:
+            raise _failed(error) from error
+        if not isinstance(response, HTTPResponse):
+            raise Failed(f"no way to ask {_shown(url)}", again=False)
+        return response
+
+    def _keep(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.add(connection)
+
+
+class _Http(HTTPHandler):
+    def __init__(self, keep: Any) -> None:
+        super().__init__()
+        self._keep = keep
+
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_kept(HTTPConnection, self._keep), req)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, keep: Any) -> None:
+        # The default context reads SSL_CERT_FILE and SSL_CERT_DIR.
+        self._tls = ssl.create_default_context()
+        super().__init__(context=self._tls)
+        self._keep = keep
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_kept(HTTPSConnection, self._keep), req, context=self._tls)
+
+
+def _kept(base: Any, keep: Any) -> Any:
+    """The connection class `base`, which hands each socket to `keep`."""
+
+    class Kept(base):  # type: ignore[misc]
+        def connect(self) -> None:
+            super().connect()
+            keep(self.sock)
+
+    return Kept
+
+
+def _answer(response: HTTPResponse, start: int) -> Answer:
+    length = response.headers.get("Content-Length", "")
+    if response.status == 206:
+        match = re.match(r"bytes (\d+)-(\d+)/", response.headers.get("Content-Range", ""))
+        if match is None or int(match[1]) != start:
+            response.close()
+            raise Failed("the server answered another range than it was asked for", again=False)
+        return Answer(206, start, int(match[2]) + 1, response)
+    return Answer(200, 0, int(length) if length.isdigit() else None, response)
+
+
+def _failed(error: Exception) -> Failed:
+    """What went wrong on the wire; a certificate that is not trusted will not be at the next try either."""
+    reason: object = error.reason if isinstance(error, URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return Failed(f"its certificate is not trusted ({reason.verify_message}); set SSL_CERT_FILE", again=False)
+    if isinstance(reason, socket.timeout):
+        return Failed("nothing came before the time limit", again=True)
+    said = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+    return Failed(f"{said or type(reason).__name__}".lower(), again=True)
+
+
+def _wait_s(headers: Any) -> float | None:
+    """Seconds that the server asks to wait: Retry-After, or the reset time of an exhausted RateLimit."""
+    after = str(headers.get("Retry-After", "")).strip()
+    if after.isdigit():
+        return float(after)
+    match = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,6})", str(headers.get("RateLimit", "")))
+    return float(match[1]) if match else None
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _shown(url: str) -> str:
+    """`url` without its query, which may hold a signature."""
+    return ascii(urlsplit(url)._replace(query="", fragment="").geturl())[1:-1][:200]
