@@ -31,12 +31,12 @@ from slipway.report import (
     GpuFacts,
     HostFacts,
     RunReport,
-    Step,
     from_json,
     page,
     plots,
     terminal,
 )
+from slipway.steps import StepResult
 
 WHEN = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}\x1b[31m\u202e[bold]$\\frac$"
@@ -99,8 +99,8 @@ def report(words: str = "", records: list[bench.RequestRecord] | None = None, **
             gpus=(GpuFacts(name=words or "H200", memory_bytes=150_000_000_000, driver=words or "580"),),
         ),
         "steps": (
-            Step(name=words or "fetch-models", status="done", proved=words or "14 files, sha256 ok", seconds=3.2),
-            Step(name=words or "launch", status="skipped", proved=words or "evidence matches", seconds=0.0),
+            StepResult(name=words or "fetch-models", status="done", proved=words or "14 files, sha256 ok", seconds=3.2),
+            StepResult(name=words or "launch", status="skipped", proved=words or "evidence matches", seconds=0.0),
         ),
         "gates": (
             GateResult.of(
@@ -123,7 +123,7 @@ def report(words: str = "", records: list[bench.RequestRecord] | None = None, **
     return RunReport(**fields)
 
 
-FAILED_STEP = Step(name="launch", status="failed", proved="nothing answered", seconds=1.0)
+FAILED_STEP = StepResult(name="launch", status="failed", proved="nothing answered", seconds=1.0)
 FAILED_GATE = GateResult.of("smoke", [Check(id="usage", passed=False, detail="no usage")], 0.1)
 
 
@@ -303,7 +303,7 @@ class TestFiles:
         assert stat.S_IMODE(paths.json.stat().st_mode) == 0o644
 
     def test_lists_of_numbers_take_one_line_and_strings_stay_as_they_are(self) -> None:
-        text = report("[\n 1,\n  2\n]").as_json()
+        text = report("[\n 1,\n  2\n]").saved_text()
         assert json.loads(text)["recipe"] == "[\n 1,\n  2\n]"
         assert re.search(r'"frames_ms": \[ 20\.0, 30\.0,.*\]', text)
 
@@ -365,7 +365,7 @@ class TestDamage:
     def test_a_damaged_or_foreign_file_is_a_document_error(self, tmp_path: Path, change: object, said: str) -> None:
         assert callable(change)
         path = tmp_path / "report.json"
-        text = report().as_json()
+        text = report().saved_text()
         assert change(text) != text
         path.write_text(change(text), encoding="latin-1" if change(text).startswith("\x00") else "utf-8")
         with pytest.raises(DocumentError, match=re.escape(said)) as caught:
@@ -382,7 +382,7 @@ class TestDamage:
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=3))
     def test_a_few_damaged_bytes_end_in_a_report_or_a_document_error(self, tmp_path: Path, at: int, new: bytes) -> None:
-        raw = report(records=[record(0), record(1)]).as_json().encode()
+        raw = report(records=[record(0), record(1)]).saved_text().encode()
         at %= len(raw)
         path = tmp_path / "report.json"
         path.write_bytes(raw[:at] + new + raw[at + len(new) :])

@@ -60,6 +60,11 @@ class Checkout:
         """Where `fetch-models` puts checkpoints unless told otherwise."""
         return self.state / "models"
 
+    @property
+    def reports(self) -> Path:
+        """Where runs leave their reports, one folder each."""
+        return self.state / "reports"
+
     def run_folder(self, stack: str) -> Path:
         """Where the processes of `stack` keep their records and logs."""
         return self.state / "run" / stack

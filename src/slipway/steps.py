@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from slipway.documents import Document, digest, read_json
 from slipway.errors import DocumentError, MissingFile, from_os_error
 from slipway.progress import Progress
@@ -25,9 +27,9 @@ class StepResult(Document):
     """One line of a run: what was done or skipped, what it proved, and how long it took."""
 
     name: str
-    status: Literal["done", "skipped"]
+    status: Literal["done", "skipped", "failed"]
     proved: str
-    seconds: float
+    seconds: float = Field(ge=0, le=1e9, allow_inf_nan=False)
 
 
 class StepRecord(Document):

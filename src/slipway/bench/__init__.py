@@ -25,7 +25,7 @@ from slipway.endpoint import Client, Endpoint
 from slipway.errors import CheckFailed, EngineFailed
 from slipway.progress import Progress, silent
 
-__all__ = ["BenchResult", "CrossCheck", "Load", "RequestRecord", "Summary", "run"]
+__all__ = ["BenchResult", "CrossCheck", "Load", "RequestRecord", "Summary", "refuse_failed", "run", "sentence"]
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -72,7 +72,27 @@ def run(endpoint: Endpoint, load: Load, *, progress: Progress = silent) -> Bench
         "warmup_failed": sum(not record.completed for record in warmup),
         "reconnects": sum(exchange.reconnected for exchange in exchanges),
     }
-    return _told(_result(load, measured, around, run_facts), progress)
+    return _result(load, measured, around, run_facts)
+
+
+def sentence(result: BenchResult) -> str:
+    """The result in one sentence."""
+    failures = "".join(f", {count} x {reason}" for reason, count in sorted(result.failures.items()))
+    ttft = f", TTFT {result.ttft_any_ms.median:.0f} ms" if result.ttft_any_ms else ""
+    decode = f", {result.decode_ms_per_token.median:.1f} ms per token" if result.decode_ms_per_token else ""
+    done = f"{result.completed} of {len(result.requests)} requests completed{failures}"
+    return f"{done}, {result.output_throughput:.0f} tok/s{ttft}{decode} (medians)"
+
+
+def refuse_failed(result: BenchResult) -> None:
+    """Nothing when every request completed.
+
+    Raises: CheckFailed with the reasons and how often each came.
+    """
+    if result.failed:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(result.failures.items()))
+        problem = f"{result.failed} of {result.failed + result.completed} requests failed"
+        raise CheckFailed(f"bench of {result.url}", problem, reasons, "the figures above count completed requests only")
 
 
 def _served(client: Client) -> tuple[str, ...] | None:
@@ -170,14 +190,3 @@ def _result(
 
 
 _PER_REQUEST = ("ttft_any_ms", "ttft_visible_ms", "decode_ms_per_token", "e2e_ms", "client_wall_tok_s")
-
-
-def _told(result: BenchResult, progress: Progress) -> BenchResult:
-    """`result`, after its one-sentence summary went to `progress`."""
-    ttft = f", TTFT {result.ttft_any_ms.median:.0f} ms (median)" if result.ttft_any_ms else ""
-    failures = "".join(f", {count} × {reason}" for reason, count in sorted(result.failures.items()))
-    progress.note(
-        f"bench: {result.completed} of {len(result.requests)} completed{failures}, "
-        f"{result.output_throughput:.1f} tok/s{ttft}"
-    )
-    return result

@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from slipway.documents import Document
+from slipway.errors import CheckFailed
 
 Measured = str | int | float | bool | None
 
@@ -49,3 +50,17 @@ class GateResult(Document):
             message = "passed does not follow from the checks"
             raise ValueError(message)
         return self
+
+
+def refuse_failed(results: Iterable[GateResult]) -> None:
+    """Nothing when every gate passed.
+
+    Raises: CheckFailed naming the checks that did not pass.
+    """
+    for result in results:
+        if not result.passed:
+            failed = "; ".join(f"{check.id}: {check.detail}" for check in result.failures)
+            problem = f"{len(result.failures)} of {len(result.checks)} checks failed"
+            raise CheckFailed(
+                f"gate {result.gate}", problem, failed, "look at `invoke logs`, mend the cause, verify again"
+            )

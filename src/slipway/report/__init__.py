@@ -21,6 +21,7 @@ from slipway.bench import BenchResult
 from slipway.documents import Document
 from slipway.errors import DocumentError, Problem, UsageError, from_os_error
 from slipway.gates import GateResult
+from slipway.steps import StepResult
 
 MAX_BYTES = 200_000_000
 """Largest report read: a thousand requests with a thousand frames each have about 10 MB."""
@@ -65,15 +66,6 @@ class HostFacts(Document):
     gpus: tuple[GpuFacts, ...] = ()
 
 
-class Step(Document):
-    """One step of the run: what it proved, in a sentence, and how long it took."""
-
-    name: str
-    status: Literal["done", "skipped", "failed"]
-    proved: str
-    seconds: Seconds
-
-
 class EndpointFacts(Document):
     """Where the model was served, and under which name."""
 
@@ -95,7 +87,7 @@ class RunReport(Document):
     engine: Engine
     checkpoint: CheckpointFacts | None = None
     host: HostFacts
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepResult, ...] = ()
     gates: tuple[GateResult, ...] = ()
     bench: BenchResult | None = None
     endpoint: EndpointFacts | None = None
@@ -110,7 +102,7 @@ class RunReport(Document):
             and (self.bench is None or self.bench.failed == 0)
         )
 
-    def as_json(self) -> str:
+    def saved_text(self) -> str:
         """The document as it is saved: indented, with each list of numbers on one line."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False)
         # A newline inside a string is escaped in JSON, so this never matches within one.

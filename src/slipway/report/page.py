@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 from slipway.bench import BenchResult
-from slipway.errors import from_os_error
+from slipway.errors import MissingFile, from_os_error
 from slipway.progress import human_bytes
 from slipway.report import RunReport, plots
 from slipway.report.terminal import QUANTITIES, figure, printable
@@ -37,7 +37,7 @@ def save(report: RunReport, folder: Path | str) -> Paths:
     Raises: DiskFailure when the folder cannot be written.
     """
     paths = Paths(Path(folder) / "report.json", Path(folder) / "report.html")
-    text, html = report.as_json(), render(report, json_name=paths.json.name)
+    text, html = report.saved_text(), render(report, json_name=paths.json.name)
     try:
         paths.json.parent.mkdir(parents=True, exist_ok=True)
         _write_atomically(paths.json, text)
@@ -45,6 +45,19 @@ def save(report: RunReport, folder: Path | str) -> Paths:
     except OSError as error:
         raise from_os_error(error, folder, "writing the report") from error
     return paths
+
+
+def newest(folder: Path) -> Path:
+    """The report.json of the newest run below `folder`, one folder a run, named so that the newest sorts last.
+
+    Raises: MissingFile when there is none.
+    """
+    found = sorted(folder.glob("*/report.json"))
+    if not found:
+        raise MissingFile(
+            folder, "no report here", "each run of `invoke demo` leaves one", "run `invoke demo`, or give --path"
+        )
+    return found[-1]
 
 
 def render(report: RunReport, *, json_name: str = "") -> str:

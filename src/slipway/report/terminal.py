@@ -8,7 +8,8 @@ from rich.text import Text
 
 from slipway.bench import BenchResult, Summary
 from slipway.gates import GateResult
-from slipway.report import RunReport, Step
+from slipway.report import RunReport
+from slipway.steps import StepResult
 
 MARKS = {"done": ("✓", "green"), "skipped": ("=", "cyan"), "failed": ("✗", "red")}
 
@@ -102,7 +103,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c in "\t\n" else "\ufffd" for c in text)
 
 
-def _step(step: Step) -> Text:
+def _step(step: StepResult) -> Text:
     mark, style = MARKS[step.status]
     return Text.assemble(
         (mark, style),

@@ -1,6 +1,6 @@
 # laguna-tiny.reference/laptop on inventory synthetic (synthetic)
-# deployment sha256:49f757fe49ad65b7179524328ca23c2666cc52364ee12be1d7178cbf04c87015
-# checkpoint slipway/Laguna-Tiny@0000000000000000000000000000000000000000 lock NOT LOCKED
+# deployment sha256:6e8baa9bcae7f81565683fd2ce49dd26a349a51fccccd809d7d238a6d17cd974
+# checkpoint slipway/Laguna-Tiny@cf71f95f7954e6761b66b0ef0d9fd423be64360b lock NOT LOCKED
 
 # server on node node-1
 python -m slipway.reference.engine \

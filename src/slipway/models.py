@@ -1,0 +1,161 @@
+"""Which checkpoints are meant (a stack's, a recipe's, one lock file's), and what is done with them: lock, fetch, verify."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slipway import recipe, stacks
+from slipway.checkpoints import lock as locks
+from slipway.checkpoints.fetch import FetchResult
+from slipway.checkpoints.fetch import fetch as fetch_one
+from slipway.checkpoints.hub import DEFAULT_ENDPOINT, Hub, hub_from_environment
+from slipway.checkpoints.lock import CheckpointLock
+from slipway.checkpoints.verify import verify as verify_one
+from slipway.errors import MissingFile, UsageError
+from slipway.progress import Progress, human_bytes
+from slipway.recipe import Checkpoint
+from slipway.reference import embedded
+from slipway.stacks import Checkout
+
+Json = dict[str, Any]
+
+
+def wanted(
+    checkout: Checkout, stack: str | None, recipe_id: str | None, lock: Path | None
+) -> tuple[CheckpointLock, ...]:
+    """The locks of what is meant: one lock file, or target and drafter of a recipe or of the stack that is meant.
+
+    Raises: UsageError, MissingFile when a checkpoint has no lock yet, DocumentError.
+    """
+    given = [name for name, value in (("--stack", stack), ("--recipe", recipe_id), ("--lock", lock)) if value]
+    if len(given) > 1:
+        raise UsageError(
+            given[0], f"stands beside {given[1]}", "each of them says which checkpoints are meant", "give one"
+        )
+    if lock:
+        return (locks.read(lock),)
+    if not recipe_id:
+        recipe_id = stacks.read(checkout, stacks.choose(checkout, stack)).recipe_id
+    known = {(found.repo, found.revision): found for found in _locks(checkout)}
+    return tuple(_locked(checkpoint, known) for checkpoint in recipe.find(checkout.recipes, recipe_id).checkpoints)
+
+
+def lock(
+    checkout: Checkout, repo: str, revision: str, path: Path | None, *, check: bool, progress: Progress
+) -> tuple[Json, str]:
+    """The lock of `repo` at `revision` as JSON, and a sentence; written to `path` (default: the checkout's), or only compared.
+
+    Raises: LockDrift when `check` finds that upstream moved; UsageError, AuthFailure, MissingFile, NetworkFailure.
+    """
+    path = path or checkout.root / locks.default_path(repo)
+    before = locks.read(path) if check else None
+    with hub_for([repo], checkout) as hub:
+        found = locks.resolve(
+            repo,
+            revision,
+            endpoint=hub.endpoint,
+            token=hub.token,
+            allow_patterns=before.allow_patterns if before else None,
+            progress=progress,
+        )
+    if before:
+        locks.check(before, found)
+        return found.as_json(), f"{path} agrees with {repo}@{found.revision}\n"
+    locks.write(found, path)
+    return found.as_json(), f"wrote {path} ({locks.digest(found)})\n"
+
+
+def fetch(
+    checkout: Checkout, meant: Sequence[CheckpointLock], dest: Path | None, *, workers: int, progress: Progress
+) -> tuple[list[Json], str]:
+    """What was fetched, as JSON and as text, one entry per lock.
+
+    Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure, UsageError.
+    """
+    if workers < 1:
+        raise UsageError("--workers", f"must be at least 1 (got {workers})", "", "give a positive number")
+    root = dest or checkout.models
+    results: list[FetchResult] = []
+    with hub_for([item.repo for item in meant], checkout) as hub:
+        results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress) for item in meant]
+    pairs = list(zip(meant, results, strict=True))
+    entries = [
+        {"repo": item.repo, "revision": item.revision, **asdict(result), "folder": str(result.folder)}
+        for item, result in pairs
+    ]
+    return entries, "".join(f"{fetched_text(item, result)}\n" for item, result in pairs)
+
+
+def fetched_text(item: CheckpointLock, result: FetchResult) -> str:
+    """One sentence about one fetch."""
+    what = f"{item.repo}@{item.revision[:12]}"
+    if result.skipped:
+        return f"{what}: already in {result.folder}, untouched since it was verified"
+    kept = f", {result.reused_files} kept" if result.reused_files else ""
+    size = human_bytes(result.fetched_bytes)
+    return f"{what}: {result.fetched_files} files, {size}{kept}, every digest equal to the lock, in {result.folder}"
+
+
+def verify(
+    checkout: Checkout,
+    meant: Sequence[CheckpointLock],
+    folder: Path | None,
+    *,
+    level: str,
+    workers: int,
+    progress: Progress,
+) -> tuple[list[Json], str]:
+    """What was verified, as JSON and as text, one entry per lock; `folder` names one checkpoint's own folder.
+
+    Raises: MissingFile, IntegrityMismatch, DiskFailure, UsageError.
+    """
+    if folder and len(meant) > 1:
+        names = ", ".join(item.repo for item in meant)
+        raise UsageError(
+            "--dir", f"names one folder for {len(meant)} checkpoints", names, "give --lock, or leave --dir out"
+        )
+    if workers < 1:
+        raise UsageError("--workers", f"must be at least 1 (got {workers})", "", "give a positive number")
+    entries: list[Json] = []
+    lines: list[str] = []
+    for item in meant:
+        place = folder or checkout.models / item.repo.rpartition("/")[2]
+        done = verify_one(item, place, level=level, workers=workers, progress=progress)
+        entries.append({"repo": item.repo, "revision": item.revision, "folder": str(place), **asdict(done)})
+        size = human_bytes(done.bytes)
+        lines.append(
+            f"{item.repo}@{item.revision[:12]}: {done.files} files, {size} agree with the lock ({done.level})\n"
+        )
+    return entries, "".join(lines)
+
+
+@contextlib.contextmanager
+def hub_for(repos: Sequence[str], checkout: Checkout) -> Iterator[Hub]:
+    """The hub that the environment names; for the embedded checkpoint the embedded hub, unless HF_ENDPOINT says otherwise."""
+    hub = hub_from_environment()
+    if all(repo == embedded.REPO for repo in repos) and hub.endpoint == DEFAULT_ENDPOINT and not hub.offline:
+        with embedded.hub(checkout.state / "hub") as local:
+            yield Hub(local.url)
+    else:
+        yield hub
+
+
+def _locks(checkout: Checkout) -> list[CheckpointLock]:
+    return [locks.read(path) for path in sorted(checkout.locks.glob("*.lock.json"))]
+
+
+def _locked(checkpoint: Checkpoint, known: dict[tuple[str, str], CheckpointLock]) -> CheckpointLock:
+    found = known.get((checkpoint.repo, checkpoint.revision or ""))
+    if found is None:
+        what = f"{checkpoint.repo}@{checkpoint.revision or '(not pinned)'}"
+        why = "weights are fetched by size and sha256 of every file, which only a lock file names"
+        pinned = f" --revision {checkpoint.revision}" if checkpoint.revision else ""
+        remedy = f"run `invoke lock-models --repo {checkpoint.repo}{pinned}`"
+        if not checkpoint.revision:
+            remedy += ", then write the commit it prints into the recipe"
+        raise MissingFile(f"lock of {what}", "is not in checkpoints/", why, remedy)
+    return found

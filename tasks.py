@@ -1,0 +1,397 @@
+"""The user's commands. Each one parses, calls one library function, and prints.
+
+Modules are imported inside the tasks, so that `invoke --list` does not wait for numpy, pydantic or matplotlib.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from invoke import Context, task
+
+from slipway import usage
+
+if TYPE_CHECKING:
+    from slipway.endpoint import Endpoint
+    from slipway.launch import Deployment
+    from slipway.plan import Plan
+    from slipway.stacks import Checkout, Stack
+
+ROOT = Path(__file__).resolve().parent
+
+# Invoke switches bytecode off for itself; without it every command would compile the libraries it loads.
+sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+
+usage.mend_usage_errors()
+
+JSON = "print one JSON document on stdout"
+STACK = "the stack that is meant (default: SLIPWAY_STACK, the selected one, or the only one with an inventory)"
+RECIPE = "recipe id, as laguna-m.1.sglang/h200-bf16"
+
+
+@task(help={"keep": "leave the engine running", "json": JSON})
+def demo(_: Context, keep: bool = False, json: bool = False) -> None:
+    """Run the main job on this machine: hub, lock, fetch, plan, launch, gates, bench, report."""
+    from slipway import cli
+    from slipway import demo as journey
+
+    with cli.command(json) as output:
+        made = journey.run(_checkout(), keep=keep, progress=output.progress)
+        output.shown(made.as_json(), made.show)
+
+
+@task(
+    help={
+        "model": "only this model, as laguna-m.1",
+        "hardware": "only this hardware, as h200",
+        "quantization": "only this quantization, as fp8",
+        "check": "compile a plan for each and fail when one is refused",
+        "json": JSON,
+    }
+)
+def recipes(
+    _: Context,
+    model: str | None = None,
+    hardware: str | None = None,
+    quantization: str | None = None,
+    check: bool = False,
+    json: bool = False,
+) -> None:
+    """List the recipes, with where each was run by its source."""
+    from slipway import book, cli
+
+    with cli.command(json) as output:
+        rows = book.rows(_checkout(), {"model": model, "hardware": hardware, "quantization": quantization})
+        if check:
+            book.check(_checkout(), rows)
+        output.result(rows, book.table(rows))
+
+
+@task(help={"recipe": RECIPE, "inventory": "inventory file (YAML)", "stack": STACK, "json": JSON})
+def plan(
+    _: Context, recipe: str | None = None, inventory: str | None = None, stack: str | None = None, json: bool = False
+) -> None:
+    """Print exactly what launch would execute."""
+    from slipway import cli, plan
+
+    with cli.command(json) as output:
+        made = _plan(recipe, inventory, stack)
+        for warning in made.warnings:
+            output.progress.note(f"warning: {warning.message} [{warning.rule}]")
+        output.result(made.as_json(), plan.shell_text(made))
+
+
+@task(help={"stack": "the stack to choose", "json": JSON})
+def select(_: Context, stack: str, json: bool = False) -> None:
+    """Choose the stack that commands without --stack mean."""
+    from slipway import cli, stacks
+
+    with cli.command(json) as output:
+        name = stacks.select(_checkout(), stack)
+        output.result({"stack": name}, f"selected {name}\n")
+
+
+@task(help={"stack": STACK, "json": JSON})
+def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
+    """Save where the stack's hosts are, so that later commands need nothing else."""
+    from slipway import cli, stacks
+
+    with cli.command(json) as output:
+        meant = _stack(stack)
+        path = stacks.save_inventory(_checkout(), meant)
+        output.result(meant.inventory.as_json(), f"saved {path}\n")
+
+
+@task(
+    name="lock-models",
+    help={
+        "repo": "repository, as poolside/Laguna-M.1",
+        "revision": "branch, tag or commit; resolved to 40 hex digits",
+        "out": "lock file (default: checkpoints/<name>.lock.json)",
+        "check": "compare with the lock file instead of writing it; exit 3 when upstream moved",
+        "json": JSON,
+    },
+)
+def lock_models(
+    _: Context,
+    repo: str,
+    revision: str = "main",
+    out: str | None = None,
+    check: bool = False,
+    json: bool = False,
+) -> None:
+    """Write down size and digest of every file of a checkpoint at one commit."""
+    from slipway import cli, models
+
+    with cli.command(json) as output:
+        path = Path(out) if out else None
+        lock, text = models.lock(_checkout(), repo, revision, path, check=check, progress=output.progress)
+        output.result(lock, text)
+
+
+@task(
+    name="fetch-models",
+    help={
+        "stack": STACK,
+        "recipe": RECIPE,
+        "lock": "lock file of one checkpoint",
+        "dest": "models folder (default: the inventory's, or .slipway/models)",
+        "workers": "files fetched at a time",
+        "json": JSON,
+    },
+)
+def fetch_models(
+    _: Context,
+    stack: str | None = None,
+    recipe: str | None = None,
+    lock: str | None = None,
+    dest: str | None = None,
+    workers: int = 4,
+    json: bool = False,
+) -> None:
+    """Fetch checkpoints, hash them in the same pass, and publish them whole or not at all."""
+    from slipway import cli, models
+
+    with cli.command(json) as output:
+        wanted = models.wanted(_checkout(), stack, recipe, Path(lock) if lock else None)
+        results, text = models.fetch(
+            _checkout(), wanted, Path(dest) if dest else None, workers=workers, progress=output.progress
+        )
+        output.result(results, text)
+
+
+@task(
+    name="verify-models",
+    help={
+        "lock": "lock file of one checkpoint",
+        "dir": "the checkpoint's folder (default: where fetch-models publishes it)",
+        "stack": STACK,
+        "level": "stat, structure or full",
+        "workers": "files hashed at a time",
+        "json": JSON,
+    },
+)
+def verify_models(
+    _: Context,
+    lock: str | None = None,
+    dir: str | None = None,
+    stack: str | None = None,
+    level: str = "full",
+    workers: int = 2,
+    json: bool = False,
+) -> None:
+    """Prove that published checkpoints still are what their locks say."""
+    from slipway import cli, models
+
+    with cli.command(json) as output:
+        wanted = models.wanted(_checkout(), stack, None, Path(lock) if lock else None)
+        folder = Path(dir) if dir else None
+        results, text = models.verify(
+            _checkout(), wanted, folder, level=level, workers=workers, progress=output.progress
+        )
+        output.result(results, text)
+
+
+@task(
+    help={
+        "stack": STACK,
+        "dry-run": "print the commands instead",
+        "timeout-s": "how long the first generation may take",
+        "json": JSON,
+    }
+)
+def launch(
+    _: Context, stack: str | None = None, dry_run: bool = False, timeout_s: int = 300, json: bool = False
+) -> None:
+    """Start the stack's processes; done when a real generation came back."""
+    from slipway import cli, plan, serving
+
+    with cli.command(json) as output:
+        made = _plan(None, None, stack)
+        if dry_run:
+            output.result(made.as_json(), plan.shell_text(made))
+            return
+        launched = serving.up(_checkout(), made, timeout_s=timeout_s, progress=output.progress)
+        output.result(launched.as_json(), launched.text())
+
+
+@task(help={"stack": STACK, "json": JSON})
+def status(_: Context, stack: str | None = None, json: bool = False) -> None:
+    """Tell which processes run, and whether the stack generates; exit 1 when it does not."""
+    from slipway import cli, serving
+
+    with cli.command(json) as output:
+        seen = serving.status(_checkout(), _stack(stack).name)
+        output.result(seen.as_json(), seen.text())
+        seen.refuse_unless_serving()
+
+
+@task(help={"stack": STACK, "lines": "how many lines of each process", "json": JSON})
+def logs(_: Context, stack: str | None = None, lines: int = 50, json: bool = False) -> None:
+    """Show the last lines of each process."""
+    from slipway import cli
+
+    with cli.command(json) as output:
+        said = _deployment(stack).logs(lines)
+        output.result(said, "".join(f"{name}: {line}\n" for name, tail in said.items() for line in tail))
+
+
+@task(help={"stack": STACK, "json": JSON})
+def stop(_: Context, stack: str | None = None, json: bool = False) -> None:
+    """Stop the stack's processes; stopping twice is no error."""
+    from slipway import cli
+
+    with cli.command(json) as output:
+        stopped = _deployment(stack).stop()
+        output.result({"stopped": stopped}, f"stopped {', '.join(stopped) or 'nothing; nothing ran'}\n")
+
+
+@task(
+    help={
+        "stack": STACK,
+        "endpoint": "base URL of any OpenAI-compatible server",
+        "model": "model name to ask for, with --endpoint",
+        "json": JSON,
+    }
+)
+def verify(
+    _: Context, stack: str | None = None, endpoint: str | None = None, model: str | None = None, json: bool = False
+) -> None:
+    """Run the gates against a served model; exit 1 when one says no."""
+    from slipway import cli, gates
+    from slipway.gates import smoke
+    from slipway.report import terminal
+
+    with cli.command(json) as output:
+        result = smoke.run(_endpoint(stack, endpoint, model), progress=output.progress)
+        output.shown([result.as_json()], lambda console: console.print(terminal.gate_table(result)))
+        gates.refuse_failed([result])
+
+
+@task(
+    help={
+        "stack": STACK,
+        "endpoint": "base URL of any OpenAI-compatible server",
+        "model": "model name to ask for, with --endpoint",
+        "concurrency": "requests in flight",
+        "requests": "requests in all",
+        "input-tokens": "tokens of each prompt",
+        "output-tokens": "tokens to generate for each",
+        "json": JSON,
+    }
+)
+def bench(
+    _: Context,
+    stack: str | None = None,
+    endpoint: str | None = None,
+    model: str | None = None,
+    concurrency: int = 1,
+    requests: int = 8,
+    input_tokens: int = 128,
+    output_tokens: int = 64,
+    json: bool = False,
+) -> None:
+    """Measure TTFT, decode speed and throughput of a served model."""
+    from slipway import bench, cli
+    from slipway.report import terminal
+
+    with cli.command(json) as output:
+        load = bench.Load(
+            concurrency=concurrency, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens
+        )
+        result = bench.run(_endpoint(stack, endpoint, model), load, progress=output.progress)
+        output.shown(result.as_json(), lambda console: terminal.show_bench(result, console))
+        bench.refuse_failed(result)
+
+
+@task(help={"path": "a report.json (default: the newest one)", "json": JSON})
+def report(_: Context, path: str | None = None, json: bool = False) -> None:
+    """Show a run's report again."""
+    from slipway import cli, report
+    from slipway.report import page, terminal
+
+    with cli.command(json) as output:
+        file = Path(path) if path else page.newest(_checkout().reports)
+        read = report.from_json(file)
+        output.shown(read.as_json(), lambda console: terminal.show(read, console))
+
+
+@task(help={"select": "only tests whose names match this expression", "fast": "without lint, types and coverage"})
+def test(context: Context, select: str | None = None, fast: bool = False) -> None:
+    """Run lint, type checks and the whole test suite with coverage."""
+    words = ["python", "-m", "pytest", *(["-k", select] if select else [])]
+    if not fast and not select:
+        lint(context)
+        words += ["--cov", "--cov-report=term-missing:skip-covered"]
+    _run(context, words)
+
+
+@task
+def lint(context: Context) -> None:
+    """Check format, lint and types."""
+    for words in (["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"]):
+        _run(context, words)
+
+
+@task(name="lock-requirements")
+def lock_requirements(context: Context) -> None:
+    """Write requirements.lock and requirements-dev.lock again from pyproject.toml."""
+    common = [
+        "uv",
+        "pip",
+        "compile",
+        "pyproject.toml",
+        "--universal",
+        "--python-version",
+        "3.11",
+        "--generate-hashes",
+        "--quiet",
+    ]
+    common += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--upgrade"]
+    _run(context, [*common, "--output-file", "requirements.lock"])
+    _run(context, [*common, "--group", "dev", "-c", "requirements.lock", "--output-file", "requirements-dev.lock"])
+
+
+def _checkout() -> Checkout:
+    from slipway.stacks import Checkout
+
+    return Checkout(ROOT)
+
+
+def _stack(stack: str | None) -> Stack:
+    from slipway import stacks
+
+    return stacks.read(_checkout(), stacks.choose(_checkout(), stack))
+
+
+def _plan(recipe: str | None, inventory: str | None, stack: str | None) -> Plan:
+    from slipway import book
+
+    return book.compiled(_checkout(), recipe, Path(inventory) if inventory else None, stack)
+
+
+def _deployment(stack: str | None) -> Deployment:
+    from slipway import serving
+
+    return serving.deployment(_checkout(), _stack(stack).name)
+
+
+def _endpoint(stack: str | None, url: str | None, model: str | None) -> Endpoint:
+    from slipway import serving
+
+    return serving.endpoint(_checkout(), stack, url, model)
+
+
+def _run(context: Context, words: list[str], **options: Any) -> None:
+    """Run one of the checkout's own tools from its root; its exit code becomes ours."""
+    import shlex
+
+    # Through `python -m`, so that it works without an activated .venv.
+    if words[0] in {"ruff", "mypy", "uv"}:
+        words = ["python", "-m", *words]
+    words = [sys.executable if word == "python" else word for word in words]
+    with context.cd(str(ROOT)):
+        context.run(shlex.join(words), pty=sys.stdout.isatty(), in_stream=False, **options)

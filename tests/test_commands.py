@@ -1,0 +1,172 @@
+"""The commands as users call them: contracts of stdout, exit codes, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("tasks.py", "pyproject.toml", "recipes", "stacks", "checkpoints")
+
+
+class Checkout:
+    """A copy of the checkout's data and commands, so that no test writes into the real one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in COPIED:
+            source = ROOT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, root / name)
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", "invoke", "--search-root", str(self.root), *words)
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
+            self.command(*words),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            cwd=self.root,
+            env={**os.environ, **env},
+        )
+        assert "Traceback" not in ran.stderr, ran.stderr
+        assert "unexpected error" not in ran.stderr, ran.stderr
+        return ran
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return Checkout(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("plna",), 2, "unknown task (got plna); did you mean plan?"),
+        (("plan", "--recipee", "x"), 2, "unknown flag (got --recipee); did you mean --recipe?; `invoke --help plan`"),
+        (("fetch_models",), 2, "did you mean fetch-models?"),
+        (("bench", "--requests", "many"), 2, "invalid literal for int() with base 10: 'many'"),
+        (("plan", "--recipe"), 2, "needed value and was not given one"),
+        (("plan", "--recipe", "nope"), 2, "--recipe: no such recipe (got nope)"),
+        (("plan", "--recipe", "a", "--stack", "b"), 2, "--recipe: stands beside --stack"),
+        (("plan", "--inventory", "x.yaml"), 2, "--inventory: stands without --recipe"),
+        (
+            ("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", "absent.yaml"),
+            5,
+            "absent.yaml: no such file",
+        ),
+        (("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", "stacks"), 6, "is a directory"),
+        (("plan", "--stack", "nope"), 2, "--stack: no such stack (got nope)"),
+        (("plan",), 2, "invoke select --stack laptop"),
+        (("recipes", "--hardware", "tpu"), 2, "--hardware: no recipe has it (got tpu); known: cpu, h200, rtx-3090"),
+        (("logs", "--stack", "laptop"), 5, "nothing was launched here"),
+        (("status", "--stack", "laptop"), 1, "does not serve (nothing is launched)"),
+        (("verify", "--stack", "laptop"), 5, "nothing is launched"),
+        (("verify", "--endpoint", "http://127.0.0.1:9", "--model", "x"), 8, "127.0.0.1:9"),
+        (("verify", "--endpoint", "http://127.0.0.1:9"), 2, "--model: is missing"),
+        (("verify-models", "--lock", "absent.json", "--dir", "."), 5, "absent.json"),
+        (("fetch-models", "--lock", "a", "--recipe", "b"), 2, "--recipe: stands beside --lock"),
+        (("fetch-models",), 2, "no stack chosen"),
+        (
+            ("fetch-models", "--recipe", "laguna-m.1.sglang/h200-bf16"),
+            5,
+            "run `invoke lock-models --repo poolside/Laguna-M.1`",
+        ),
+        (("report",), 5, "run `invoke demo`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_bad_command_ends_with_its_code_and_says_what_to_do(
+    checkout: Checkout, words: tuple[str, ...], code: int, said: str
+) -> None:
+    ran = checkout.run(*words)
+    assert said in ran.stderr
+    assert (ran.returncode, ran.stdout if words[0] != "status" else "") == (code, "")
+
+
+def test_a_failure_under_json_is_one_document_too(checkout: Checkout) -> None:
+    ran = checkout.run("plan", "--recipe", "nope", "--json")
+    assert ran.returncode == 2
+    assert json.loads(ran.stdout)["error"] == "UsageError"
+    assert json.loads(ran.stdout)["exit_code"] == 2
+
+
+def test_recipes_answers_the_contract(checkout: Checkout) -> None:
+    ran = checkout.run("recipes", "--check", "--json")
+    rows = json.loads(ran.stdout)
+    keys = {"id", "model", "engine", "engine_version", "hardware", "quantization", "strategy", "topology", "verified"}
+    assert all(row.keys() == keys for row in rows)
+    assert {row["hardware"] for row in json.loads(checkout.run("recipes", "--hardware", "H200", "--json").stdout)} == {
+        "h200"
+    }
+    assert "not run" in checkout.run("recipes").stdout
+
+
+def test_plan_answers_the_contract_and_warns_on_stderr(checkout: Checkout) -> None:
+    words = ("plan", "--recipe", "laguna-s-2.1.vllm/4x3090-int4-champion")
+    words += ("--inventory", "stacks/inventory/example-4x3090.yaml")
+    plan = json.loads(checkout.run(*words, "--json").stdout)
+    assert {"schema", "recipe", "deployment_digest", "fit", "warnings", "processes"} <= plan.keys()
+    process = {"name", "role", "node", "image", "argv", "env", "mounts", "devices", "ports", "ulimits", "after"}
+    assert process <= plan["processes"][0].keys()
+    assert {"rule", "message", "source"} == plan["warnings"][0].keys()
+    text = checkout.run(*words)
+    golden = ROOT / "tests" / "data" / "plans" / "laguna-s-2.1.vllm-4x3090-int4-champion.sh"
+    assert text.stdout == golden.read_text()
+    assert "warning: " in text.stderr
+
+
+def test_a_document_with_six_mistakes_reports_six_places(checkout: Checkout, tmp_path: Path) -> None:
+    lines = ["schema: slipway/inventory/v1", "nmae: x", "runtime: dokcer", "nodes:", "  - name: a", "    address: 017"]
+    lines += ["    gpus: [{model: rtx-3090, memory_gib: yes}]", "    fabric: ether"]
+    path = tmp_path / "hosts.yaml"
+    path.write_text("\n".join(lines))
+    ran = checkout.run("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", str(path))
+    assert ran.returncode == 2
+    places = [line.partition(" ")[0] for line in ran.stderr.splitlines() if line.startswith(str(path))]
+    assert len(places) == 6
+    assert "6 problems" in ran.stderr
+    assert "did you mean name?" in ran.stderr
+    assert "did you mean docker?" in ran.stderr
+
+
+def test_the_reader_of_a_pipe_may_stop_early(checkout: Checkout) -> None:
+    command = checkout.command("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--json")
+    reading = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=checkout.root)
+    assert reading.stdout is not None
+    assert reading.stderr is not None
+    reading.stdout.close()
+    stderr = reading.stderr.read().decode()
+    reading.stderr.close()
+    assert reading.wait() == 0
+    assert "Traceback" not in stderr
+    assert "BrokenPipe" not in stderr
+
+
+def test_listing_the_commands_is_quick_and_complete(checkout: Checkout) -> None:
+    begin = os.times()
+    ran = checkout.run("--list")
+    spent = os.times()
+    cpu_s = spent.children_user + spent.children_system - begin.children_user - begin.children_system
+    for name in ("demo", "plan", "recipes", "fetch-models", "lock-models", "verify-models", "launch", "stop", "bench"):
+        assert f"  {name}" in ran.stdout
+    # Heavy libraries take half a second and more; a listing that loads none stays well below.
+    assert cpu_s < 1.0
+
+
+def test_selecting_a_stack_lasts(checkout: Checkout) -> None:
+    assert checkout.run("select", "--stack", "laptop").stdout == "selected laptop\n"
+    plan = json.loads(checkout.run("plan", "--json").stdout)
+    assert plan["recipe"] == "laguna-tiny.reference/laptop"
+    assert checkout.run("inventory").stdout.startswith("saved ")
+    (checkout.root / ".slipway" / "stack").unlink()
+    assert json.loads(checkout.run("plan", "--json", SLIPWAY_STACK="laptop").stdout) == plan
