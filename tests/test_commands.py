@@ -67,7 +67,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
         (("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", "stacks"), 6, "is a directory"),
         (("plan", "--stack", "nope"), 2, "--stack: no such stack (got nope)"),
         (("plan",), 2, "invoke select --stack laptop"),
-        (("recipes", "--hardware", "tpu"), 2, "--hardware: no recipe has it (got tpu); known: cpu, h200, rtx-3090"),
+        (
+            ("recipes", "--hardware", "tpu"),
+            2,
+            "--hardware: no recipe has it (got tpu); known: b200, b300, cpu, gb200, gb300, h200, rtx-3090",
+        ),
         (("logs", "--stack", "laptop"), 5, "nothing was launched here"),
         (("status", "--stack", "laptop"), 1, "does not serve (nothing is launched)"),
         (("verify", "--stack", "laptop"), 5, "nothing is launched"),

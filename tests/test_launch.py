@@ -52,6 +52,7 @@ def plan_of(port: int, script: str = SERVE, **changes: object) -> Plan:
         "checkpoints": (),
         "front_door": FrontDoor(url=f"http://127.0.0.1:{port}", served_name="test"),
         "fit": (),
+        "transfer": None,
         "warnings": (),
         "processes": (process,),
         **changes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.endpoint import FINISH_REASONS, Client, Endpoint, Generation
-from slipway.errors import SlipwayError
+from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
 from slipway.gates import Check, GateResult, Measured
 from slipway.progress import Progress, silent
 from slipway.sse import Answer, Usage
@@ -35,9 +35,11 @@ def run(
     max_tokens: int = MAX_TOKENS,
     request: Mapping[str, Any] | None = None,
 ) -> GateResult:
-    """The smoke gate's verdict on `endpoint`; a request that fails makes failed checks, it is not raised.
+    """The smoke gate's verdict on `endpoint`; a request that fails later makes failed checks, it is not raised.
 
     `request` adds fields to each request, as `{"chat_template_kwargs": {"enable_thinking": False}}`.
+
+    Raises: NetworkFailure, AuthFailure when the endpoint cannot be asked at all.
     """
     start_s = time.monotonic()
     with Client(endpoint) as client, progress.track("gate smoke", total=3, unit="steps") as advance:
@@ -89,6 +91,8 @@ def _model_served(client: Client) -> Check:
     name = client.endpoint.model
     try:
         served = client.models()
+    except (AuthFailure, NetworkFailure):
+        raise  # whoever cannot be asked at all is not judged
     except SlipwayError as error:
         return _undecided("model-served", str(error))
     shown = ", ".join(map(client.endpoint.shown, served)) or "nothing"
