@@ -166,6 +166,12 @@ def test_a_gated_repository_says_how_to_get_access(hub: Hub) -> None:
     assert resolve(hub, GATED, token="hf_good").repo == GATED
 
 
+def test_a_token_that_was_not_given_is_not_looked_for(hub: Hub) -> None:
+    os.environ["HF_TOKEN"] = "hf_good"
+    resolve(hub)
+    assert not hub.requests[-1].authorized
+
+
 def test_a_repository_or_revision_that_is_not_there_is_missing(hub: Hub) -> None:
     with pytest.raises(MissingFile, match="no such repository"):
         resolve(hub, "poolside/none")

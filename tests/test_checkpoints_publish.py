@@ -157,6 +157,18 @@ def test_a_folder_replaced_by_a_link_is_not_trusted(lock: CheckpointLock, root: 
     assert (tmp_path / "elsewhere" / "modeling_laguna.py").exists()
 
 
+def test_a_link_as_long_as_the_file_it_replaces_is_not_taken_for_it(lock: CheckpointLock, root: Path, hub: Hub) -> None:
+    """lstat of a link gives the length of its text as the size."""
+    first = get(lock, root, hub).folder
+    path = writable(first / "tokenizer.json")
+    size = path.stat().st_size
+    path.rename(first.parent / ("x" * (size - 3)))
+    path.symlink_to("../" + "x" * (size - 3))
+    again = get(lock, root, hub)
+    assert again.fetched_files == 1
+    assert not (again.folder / "tokenizer.json").is_symlink()
+
+
 def test_a_repair_that_fails_leaves_the_link_as_it_was(lock: CheckpointLock, root: Path, hub: Hub) -> None:
     first = get(lock, root, hub).folder
     writable(first / SHARD).unlink()
@@ -179,6 +191,20 @@ def test_where_hard_links_do_not_work_good_files_are_copied(
     again = get(lock, root, hub)
     assert (again.fetched_files, again.reused_files) == (1, 7)
     assert verify(lock, again.folder).files == 8
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to someone else")
+def test_a_good_file_that_someone_else_owns_is_copied_so_that_he_cannot_change_it(
+    lock: CheckpointLock, root: Path, hub: Hub
+) -> None:
+    first = get(lock, root, hub).folder
+    writable(first / SHARD).unlink()
+    os.chown(first / "config.json", 65534, 65534)
+    inode = (first / "config.json").stat().st_ino
+    again = get(lock, root, hub)
+    assert (again.fetched_files, again.reused_files) == (1, 7)
+    copy = (again.folder / "config.json").stat()
+    assert (copy.st_uid, copy.st_ino == inode) == (0, False)
 
 
 def test_the_link_is_swapped_between_revisions_and_back_without_a_download(
