@@ -21,7 +21,7 @@ ORDER = [
     {"rules", "fit"},
     {"placement"},
     {"plan"},
-    {"checkpoints"},
+    {"checkpoints", "images"},
     {"stacks", "hosts"},
     {"endpoint"},
     {"launch", "gates", "bench"},
