@@ -162,7 +162,8 @@ def _take(word: str, match: _Match, following: list[str], hands: Hands) -> int:
     elif isinstance(flag.nargs, int) and flag.nargs > 1:
         reading.refuse(written, f"needs {flag.nargs} values (got 1)", "", "write them as separate words")
     else:
-        reading.items.append(Use(flag, written if written in names else meant, meant, (match.value,), joined=True))
+        glued = not word.startswith("--") and "=" not in word  # -n4, which is -n 4 and no abbreviation
+        reading.items.append(Use(flag, meant if glued else written, meant, (match.value,), joined=True))
     return 0
 
 

@@ -61,6 +61,8 @@ def check_argv(argv: Sequence[str], schema: FlagSchema, elsewhere: Others = NO_O
     reading = words_of.read(given, schema, lambda word, may: _unclear(word, may, (schema, elsewhere)))
     body = _standing_alone(reading, schema, first=bool(given) and not given[0].startswith("-"))
     findings = [*reading.findings, *_uses(reading, schema, elsewhere), *_together(reading, schema, body)]
+    if schema.dialect == "vllm":
+        findings += _vllm_model(reading, leading=not given[:1] or given[0].startswith("-"))
     return Checked(tuple(findings), (*head, *body))
 
 
@@ -101,9 +103,7 @@ def _uses(reading: Reading, schema: FlagSchema, elsewhere: Others) -> Iterator[F
     for use in reading.uses:
         flag = use.flag
         if use.written != use.meant:
-            own = _known_in(_history(use.written, schema, elsewhere)[0], schema.version)
-            why = own or "a later version may add a flag with the same beginning"
-            yield Finding("notice", use.written, f"is short for {use.meant}", why, f"written as --{flag.name}")
+            yield _abbreviated(use, schema, elsewhere)
         if flag.refused or flag.replaced_by:
             instead = f"use {flag.replaced_by}" if flag.replaced_by else "remove it"
             state = "is refused by this version" if flag.refused else "is deprecated in this version"
@@ -112,6 +112,17 @@ def _uses(reading: Reading, schema: FlagSchema, elsewhere: Others) -> Iterator[F
             yield from _value(use, word, schema, elsewhere)
             if flag.registry and word:
                 yield from _registered(use, word, schema, PLUGINS.get(flag.name) in given)
+
+
+def _abbreviated(use: Use, schema: FlagSchema, elsewhere: Others) -> Finding:
+    """An abbreviation is fine, unless another version has a flag of just that name: then that flag was meant."""
+    own, heir = _history(use.written, schema, elsewhere)
+    problem = f"is short for {use.meant}"
+    if own:
+        why = f"a flag of its own is {_known_in(own, schema.version)}"
+        return Finding("refuse", use.written, problem, why, f"use {heir or use.meant} if that is meant")
+    why = "a later version may add a flag with the same beginning"
+    return Finding("notice", use.written, problem, why, f"written as --{use.flag.name}")
 
 
 def _value(use: Use, word: str, schema: FlagSchema, elsewhere: Others) -> Iterator[Finding]:
@@ -155,23 +166,25 @@ def _together(reading: Reading, schema: FlagSchema, body: Sequence[str]) -> Iter
             yield Finding("notice" if same else "refuse", f"--{name}", problem, why, "keep one")
     if "config" in by_name:
         return
-    model = schema.positional.becomes if schema.positional else ""
     for flag in schema.flags:
         if flag.required and flag.name not in by_name and f"--{flag.name}" not in body:
             yield Finding("refuse", f"--{flag.name}", "is missing", "this engine cannot start without it", "add it")
-    if schema.dialect == "vllm" and model in by_name:
-        yield from _vllm_model(reading, model)
 
 
-def _vllm_model(reading: Reading, model: str) -> Iterator[Finding]:
+def _vllm_model(reading: Reading, *, leading: bool) -> Iterator[Finding]:
+    """What `vllm serve` says about where the model stands; `leading`: a flag leads the words."""
     bare = [item for item in reading.items if isinstance(item, str)]
-    if bare:
+    written = {use.written for use in reading.uses}  # vLLM looks for these words before it knows abbreviations
+    if "--model" in written and bare:
         problem = f"is given besides the bare word {bare[0]}"
-        yield Finding("refuse", f"--{model}", problem, "`vllm serve` takes one model", "remove one")
-    else:
+        yield Finding("refuse", "--model", problem, "`vllm serve` takes one model", "remove one")
+    elif "--model" in written:
         why = "`vllm serve` wants the model as its first word and will drop the flag"
+        yield Finding("notice", "--model", "is deprecated for `vllm serve`", why, "write the model as the first word")
+    elif leading and "--served-model-name" in written and "--config" not in written:
+        why = "`vllm serve` refuses --served-model-name unless the model is its first word"
         yield Finding(
-            "notice", f"--{model}", "is deprecated for `vllm serve`", why, "write the model as the first word"
+            "refuse", "--served-model-name", "stands without the model in front", why, "write the model first"
         )
 
 

@@ -85,7 +85,10 @@ class FieldKeywords:
             if kind in by_kind:
                 hint = by_kind[kind]
                 return _literal(hint, by_kind, optional) if kind == "literal" else _collection(hint, optional)
-        return {"type": TypeTag(self._scalar(name, by_kind), optional), "known": _member_names(by_kind.get("enum"))}
+        return {
+            "type": TypeTag(self._scalar(name, by_kind), optional),
+            "known": NestedFields.known(by_kind.get("enum")),
+        }
 
     def _scalar(self, name: str, by_kind: dict[Any, Hint]) -> Any:
         foreign = bool(set(by_kind) & {"enum", "other"})
@@ -114,10 +117,6 @@ def _collection(hint: Hint, optional: bool) -> dict[str, Any]:
     only = next(iter(kinds)) if len(kinds) == 1 else "str"
     kind: Any = only if only in {"int", "float"} else "str"
     return {"type": TypeTag(kind, optional), "nargs": "+"}
-
-
-def _member_names(hint: Hint | None) -> tuple[str, ...] | None:
-    return NestedFields.known(hint)
 
 
 def _default(statement: ast.AnnAssign, home: Module) -> Any:

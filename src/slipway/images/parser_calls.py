@@ -42,15 +42,12 @@ class ParserCalls:
         self.scope = scope
         self.flags: list[Flag] = []
 
-    def read(self, function: ast.AST, *, loops: bool = False) -> None:
-        """Read the body of `function`.
-
-        `loops`: calls inside loops are somebody else's to read. Raises: LockDrift when a call could not be read.
-        """
+    def read(self, function: ast.AST) -> None:
+        """Read the body of `function`. Raises: LockDrift when a call in it could not be read."""
         assert isinstance(function, ast.FunctionDef)
         self._unread = {id(node) for node in ast.walk(function) if _adds(node)}
         self._statements(function.body)
-        if self._unread and not loops:
+        if self._unread:
             lines = sorted(node.lineno for node in ast.walk(function) if id(node) in self._unread and _adds(node))  # type: ignore[attr-defined]
             raise self._drift(lines[0], "add_argument stands where the extractor does not read")
 
@@ -120,8 +117,8 @@ class ParserCalls:
                 keywords.update(found)
             else:
                 raise self._drift(call.lineno, f"**{ast.unparse(keyword.value)} is not known")
-        if not all(isinstance(name, str) for name in names) or keywords.get("action") is UNKNOWN:
-            raise self._drift(call.lineno, "name or action of an argument is not known")
+        if not all(isinstance(name, str) for name in names) or not _followed(keywords):
+            raise self._drift(call.lineno, "name, action or nargs of an argument is not known")
         if names[0].startswith("-"):
             self.flags.append(flag_of(names, keywords))
 
@@ -217,6 +214,13 @@ _TYPES: dict[tuple[str, str], ValueType] = {
 
 def _adds(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+
+
+def _followed(keywords: Mapping[str, Any]) -> bool:
+    """Whether it is known how many words the argument takes."""
+    action = keywords.get("action")
+    known = action is None or isinstance(action, str) or action == Ref("argparse.BooleanOptionalAction")
+    return (known or (isinstance(action, Ref) and action.node is not None)) and keywords.get("nargs") is not UNKNOWN
 
 
 def _nargs(action: Any, keywords: Mapping[str, Any]) -> Any:
