@@ -322,7 +322,8 @@ def report(_: Context, path: str | None = None, json: bool = False) -> None:
 @task(help={"select": "only tests whose names match this expression", "fast": "without lint, types and coverage"})
 def test(context: Context, select: str | None = None, fast: bool = False) -> None:
     """Run lint, type checks and the whole test suite with coverage."""
-    words = ["python", "-m", "pytest", *(["-k", select] if select else [])]
+    # One worker a core; the tests of one file stay together, so that what they set up is set up once.
+    words = ["python", "-m", "pytest", "-n", "auto", "--dist", "loadfile", *(["-k", select] if select else [])]
     if not fast and not select:
         lint(context)
         words += ["--cov", "--cov-report=term-missing:skip-covered"]
