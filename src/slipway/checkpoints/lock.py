@@ -108,8 +108,14 @@ def resolve(
         info = model_info(hub, repo, revision)
     files = _files(info, allow_patterns)
     if not files:
-        which = "no file that matches" if allow_patterns else "no files"
-        raise MissingFile(f"{repo}@{revision}", f"has {which}", ", ".join(allow_patterns or ()), "correct the patterns")
+        if allow_patterns:
+            raise MissingFile(
+                f"{repo}@{revision}",
+                f"has no file that matches {', '.join(allow_patterns)}",
+                "",
+                "correct the patterns",
+            )
+        raise MissingFile(f"{repo}@{revision}", "has no files", "", "check the repository's name")
     summary = Summary(shards=_shards(files), total_bytes=_total_bytes(files))
     try:
         lock = CheckpointLock(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 _HEADS = (4, 6)
 _HIDDEN = 64
+_PIECE_BYTES = 1 << 20
 
 
 def write_sample(folder: Path, *, shards: int = 3, rows: int = 64, seed: int = 0) -> None:
@@ -60,5 +61,8 @@ def write_shard(path: Path, tensors: Mapping[str, Sequence[int]], *, seed: int =
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    data = random.Random(seed).randbytes(end)  # noqa: S311 -- a repeatable filling, no secret
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    source = random.Random(seed)  # noqa: S311 -- a repeatable filling, no secret
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for begin in range(0, end, _PIECE_BYTES):
+            stream.write(source.randbytes(min(_PIECE_BYTES, end - begin)))
