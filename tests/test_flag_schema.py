@@ -15,6 +15,8 @@ from slipway.engines import schema
 from slipway.engines.schema import Flag, FlagSchema, NestedField
 from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, MissingFile
 from slipway.images import flag_schema
+from slipway.images.static_value import UNKNOWN, lookup
+from slipway.images.wheel_source import WheelSource
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "images"
@@ -80,6 +82,8 @@ HEAD = """
         if something():
             FORMATS.append("extra")
         MADE = list_from_elsewhere()
+        GROWN = ["auto"]
+        GROWN.extend(MADE)
 """
 FIELDS = """
             model_path: A[str, Arg(help="h", aliases=["--model"]), NS("model")]
@@ -88,6 +92,7 @@ FIELDS = """
             context_length: A[Optional[int], Arg(help="h", type_parser=human_readable_int)] = None
             ratio: A[Optional[float], "h"] = 0.5
             load_format: A[str, Arg(help="h", choices=FORMATS)] = "auto"
+            grown_format: A[str, Arg(help="h", choices=GROWN)] = "auto"
             open_format: A[str, Arg(help="h", choices=MADE)] = "auto"
             gemm: A[str, Arg(help="h", cli_name="--fp8-gemm-backend", choices=["a"])] = "a"
             role: A[Literal["null", "prefill"], "h"] = "null"
@@ -372,6 +377,7 @@ def test_sglang_fields_become_the_flags_that_argparse_would_get(tmp_path: Path, 
     assert (flags["ratio"].type, flags["ratio"].default) == ("float", "0.5")
     assert flags["load-format"].choices == ("auto", "dummy", "extra"), "a value that may be added later is not refused"
     assert flags["open-format"].choices is None, "choices that the text does not tell stay open"
+    assert flags["grown-format"].choices is None
     assert flags["fp8-gemm-backend"].choices == ("a",)
     assert flags["role"].choices == ("null", "prefill")
     assert (flags["bits"].type, flags["bits"].choices) == ("int", (1, 2))
@@ -475,6 +481,42 @@ def test_router_flags_without_the_prefix(tmp_path: Path) -> None:
     assert (flags["decode"].kind, flags["decode"].nargs) == ("list", 1)
     assert flags["tool-call-parser"].choices is None
     assert flags["lower"].type == "lower"
+
+
+def test_names_stand_for_what_the_running_engine_would_see(tmp_path: Path) -> None:
+    text = """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            OnlyForCheckers = ["a"]
+            Both = ["a"]
+        else:
+            from pkg.other import Both
+        Bound = ["a"]
+        from pkg.other import Bound
+        Itself = [*Itself]
+        try:
+            Tried = {"k": -1}
+        except ImportError:
+            Tried = None
+        Picked = "a" if True else "b"
+        Text = f"x-{'y'.upper()}"
+        Sum = ("a",) + ("b",)
+        Mixed = ["a"] + unknown
+    """
+    path = wheel(
+        tmp_path, "pkg-0.1", {"pkg/__init__.py": "", "pkg/one.py": text, "pkg/other.py": 'Both = Bound = ["b"]'}
+    )
+    module = WheelSource(path).need("pkg.one")
+    found = {name: lookup(module, name) for name in ("Both", "Bound", "Tried", "Picked", "Text", "Sum")}
+    assert found == {
+        "Both": ["b"],
+        "Bound": ["b"],
+        "Tried": {"k": -1},
+        "Picked": "a",
+        "Text": "x-Y",
+        "Sum": ("a", "b"),
+    }
+    assert {lookup(module, name) for name in ("OnlyForCheckers", "Itself", "Mixed", "Nowhere")} == {UNKNOWN}
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def _with_additions(module: Module, name: str, found: Any) -> Any:
     for added in module.additions.get(name, []):
         more = value(added, Scope(module))
         items = more if isinstance(more, list | tuple) else [more]
-        if not isinstance(found, list | tuple) or any(item is UNKNOWN for item in items):
+        if not isinstance(found, list | tuple):
             return UNKNOWN
         found = [*found, *items]
     return found

@@ -89,7 +89,9 @@ class Module:
         return origin.alias(attribute) if origin else None
 
     def _bind(self, statement: ast.stmt) -> None:
-        self.imports.update(self.bound_by(statement))
+        for name, origin in self.bound_by(statement).items():
+            self.imports[name] = origin
+            self.nodes.pop(name, None)  # the last line that binds a name counts
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
             self.nodes[statement.name] = statement
         elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
