@@ -65,9 +65,8 @@ def recipes(
 
     with cli.command(json) as output:
         rows = book.rows(_checkout(), {"model": model, "hardware": hardware, "quantization": quantization})
-        if check:
-            book.check(_checkout(), rows)
-        output.result(rows, book.table(rows))
+        said = book.check(_checkout(), rows) if check else ""
+        output.result(rows, book.table(rows) + said)
 
 
 @task(help={"recipe": RECIPE, "inventory": "inventory file (YAML)", "stack": STACK, "json": JSON})
@@ -335,6 +334,20 @@ def lint(context: Context) -> None:
     """Check format, lint and types."""
     for words in (["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"]):
         _run(context, words)
+
+
+@task(help={"check": "compare instead of writing; exit 1 when something is stale"})
+def docs(_: Context, check: bool = False) -> None:
+    """Write the generated documentation and editor schemas again."""
+    from slipway import cli, manual
+
+    with cli.command(False) as output:
+        if check:
+            manual.check(_checkout())
+            output.result(None, "generated documentation agrees with the code\n")
+        else:
+            changed = manual.write(_checkout())
+            output.result(None, "".join(f"wrote {path}\n" for path in changed) or "nothing changed\n")
 
 
 @task(name="lock-requirements")

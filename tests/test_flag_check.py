@@ -32,6 +32,7 @@ SCHEMAS = {
     for engine in ("vllm", "sglang", "router", "smg")
     for version in schema.versions(IMAGES, engine)
 }
+BY_ENGINE = {engine: schema.read_all(IMAGES, engine) for engine in ("vllm", "sglang", "router")}
 VLLM, SGLANG = SCHEMAS["vllm", "0.25.1"], SCHEMAS["sglang", "0.5.18"]
 
 
@@ -68,7 +69,7 @@ def test_every_shipped_recipe_is_accepted_by_its_engine_version() -> None:
     for one in recipe.read_book(ROOT / "recipes"):
         if one.engine == "reference":
             continue
-        for process in plan.compile_plan(one, None, {}).processes:
+        for process in plan.compile_plan(one, None, {}, BY_ENGINE).processes:
             if process.role != "router":
                 result = check_argv(process.argv, schema.read(IMAGES, one.engine, one.engine_version))
                 assert [str(finding) for finding in result.findings] == [], one.id

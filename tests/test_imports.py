@@ -31,7 +31,7 @@ ORDER = [
     {"report"},
     {"book", "models", "serving"},
     {"usage", "cli"},
-    {"demo"},
+    {"demo", "manual"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 

@@ -12,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway import documents, plan, recipe
+from slipway.engines import schema
 from slipway.errors import PlanRefused, UsageError
-from slipway.inventory import Gpu, Inventory, Node, Runtime
+from slipway.inventory import Gpu, Inventory, Node, RdmaDevice, Runtime
 from slipway.plan import Plan
 from slipway.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
+SCHEMAS = {engine: schema.read_all(ROOT / "images", engine) for engine in ("vllm", "sglang", "router")}
 GOLDEN = Path(__file__).resolve().parent / "data" / "plans"
 CHAMPION = "laguna-s-2.1.vllm/4x3090-int4-champion"
-INVENTORIES = {CHAMPION: "example-4x3090"}
+INVENTORIES = {
+    CHAMPION: "example-4x3090",
+    "laguna-m.1.sglang/h200-bf16-pd-mooncake": "example-2x8h200-infiniband",
+}
 """Recipes that are planned on a shipped inventory; the others on a synthetic one."""
 
 IDS = [item.id for item in recipe.read_book(ROOT / "recipes")]
@@ -30,7 +35,7 @@ WHOLE = (CHAMPION, "laguna-m.1.sglang/h200-bf16-pd-mooncake", "laguna-tiny.refer
 
 def compiled(recipe_id: str, inventory: str | None = None) -> Plan:
     hosts = documents.read(ROOT / "stacks" / "inventory" / f"{inventory}.yaml", Inventory) if inventory else None
-    return plan.compile_plan(recipe.find(ROOT / "recipes", recipe_id), hosts, {})
+    return plan.compile_plan(recipe.find(ROOT / "recipes", recipe_id), hosts, {}, SCHEMAS)
 
 
 def texts_of(recipe_id: str) -> dict[str, str]:
@@ -112,25 +117,25 @@ def with_role(item: Recipe, **changes: object) -> Recipe:
 def test_no_value_escapes_its_quotes(value: str) -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
     item = with_role(item, flags={**item.cell.roles[0].flags, "chat-template": value})
-    made = plan.compile_plan(item, None, {})
+    made = plan.compile_plan(item, None, {}, SCHEMAS)
     assert as_a_shell_reads(plan.shell_text(made)) == plan.docker_argv(made.processes[0])
 
 
 def test_the_digest_follows_what_runs_and_nothing_else() -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
-    base = plan.compile_plan(item, None, {}).deployment_digest
-    assert base == plan.compile_plan(item, None, {}).deployment_digest
-    assert base != plan.compile_plan(with_role(item, context_tokens=131072), None, {}).deployment_digest
+    base = plan.compile_plan(item, None, {}, SCHEMAS).deployment_digest
+    assert base == plan.compile_plan(item, None, {}, SCHEMAS).deployment_digest
+    assert base != plan.compile_plan(with_role(item, context_tokens=131072), None, {}, SCHEMAS).deployment_digest
     lock = {f"{item.cell.checkpoint.repo}@{item.cell.checkpoint.revision}": "sha256:" + "0" * 64}
-    assert base != plan.compile_plan(item, None, lock).deployment_digest
+    assert base != plan.compile_plan(item, None, lock, SCHEMAS).deployment_digest
 
 
 def test_a_locked_pair_is_not_warned_about() -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
     locks = {f"{checkpoint.repo}@{checkpoint.revision}": "sha256:" + "1" * 64 for checkpoint in item.checkpoints}
-    warned = {warning.rule for warning in plan.compile_plan(item, None, locks).warnings}
+    warned = {warning.rule for warning in plan.compile_plan(item, None, locks, SCHEMAS).warnings}
     assert "checkpoint-unlocked" not in warned
-    assert "checkpoint-unlocked" in {warning.rule for warning in plan.compile_plan(item, None, {}).warnings}
+    assert "checkpoint-unlocked" in {warning.rule for warning in plan.compile_plan(item, None, {}, SCHEMAS).warnings}
 
 
 def eight_h200(runtime: Runtime) -> Inventory:
@@ -145,22 +150,140 @@ def eight_h200(runtime: Runtime) -> Inventory:
 
 def test_a_part_of_a_node_is_named_by_device() -> None:
     item = recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/2xh200-fp8")
-    words = plan.docker_argv(plan.compile_plan(item, eight_h200("docker"), {}).processes[0])
+    words = plan.docker_argv(plan.compile_plan(item, eight_h200("docker"), {}, SCHEMAS).processes[0])
     assert words[words.index("--gpus") + 1] == '"device=0,1"'
 
 
 def test_a_process_on_gpus_sees_only_its_own() -> None:
     item = recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/2xh200-fp8")
-    made = plan.compile_plan(item, eight_h200("process"), {})
+    made = plan.compile_plan(item, eight_h200("process"), {}, SCHEMAS)
     assert made.processes[0].env["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert as_a_shell_reads(plan.shell_text(made))[:2] == ("env", "HF_HUB_OFFLINE=1")
     with pytest.raises(UsageError, match="has no image"):
         plan.docker_argv(made.processes[0])
 
 
+PD = "laguna-m.1.sglang/h200-bf16-pd-mooncake"
+
+
+def words_of(made: Plan, role: str) -> list[str]:
+    (process,) = [process for process in made.processes if process.role == role]
+    return list(process.argv)
+
+
+def after(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_each_role_pins_the_devices_of_its_own_host() -> None:
+    made = compiled(PD, "example-2x8h200-infiniband")
+    ours = after(words_of(made, "prefill"), "--disaggregation-ib-device").split(",")
+    theirs = after(words_of(made, "decode"), "--disaggregation-ib-device").split(",")
+    assert ours == ["mlx5_0", "mlx5_1", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8", "mlx5_9"]
+    assert theirs[0] == "ibp12s0"
+    assert len(theirs) == 8
+    assert made.transfer is not None
+    assert made.transfer.seconds < 0.3
+
+
+def test_the_bootstrap_port_comes_from_one_place() -> None:
+    made = compiled(PD, "example-2x8h200-infiniband")
+    assert after(words_of(made, "prefill"), "--disaggregation-bootstrap-port") == "8998"
+    assert "--disaggregation-bootstrap-port" not in words_of(made, "decode")
+    router = words_of(made, "router")
+    at = router.index("--prefill")
+    assert router[at : at + 3] == ["--prefill", "http://192.0.2.41:30000", "8998"]
+    assert after(router, "--decode") == "http://192.0.2.42:30001"
+    assert made.processes[2].after == (made.processes[0].name, made.processes[1].name)
+
+
+def test_an_efa_fabric_brings_its_own_image_and_protocol() -> None:
+    made = compiled(PD, "example-2xp5en-efa")
+    for process in made.processes[:2]:
+        assert process.image == "build:sglang-efa"
+        assert process.env["MOONCAKE_PROTOCOL"] == "efa"
+        assert "MC_FORCE_HCA" not in process.env
+        assert after(list(process.argv), "--disaggregation-ib-device").startswith("rdmap85s0,")
+    on_infiniband = compiled(PD, "example-2x8h200-infiniband").processes[0]
+    assert "MOONCAKE_PROTOCOL" not in on_infiniband.env
+    assert on_infiniband.env["MC_FORCE_HCA"] == "1"
+
+
+def inventory_with(name: str, node: int, **changes: object) -> Inventory:
+    hosts = documents.read(ROOT / "stacks" / "inventory" / f"{name}.yaml", Inventory)
+    nodes = list(hosts.nodes)
+    nodes[node] = nodes[node].model_copy(update=changes)
+    return hosts.model_copy(update={"nodes": nodes})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rule"),
+    [
+        (inventory_with("example-2x8h200-infiniband", 1, rdma_devices=[]), "rdma-devices-unpinned"),
+        (
+            inventory_with(
+                "example-2x8h200-infiniband", 1, rdma_devices=[RdmaDevice(name="mlx5_0", rate_gbps=400)] * 4
+            ),
+            "rdma-devices-unequal",
+        ),
+        (
+            inventory_with("example-2xp5en-efa", 0, rdma_devices=[RdmaDevice(name="mlx5_0", rate_gbps=400)] * 16),
+            "efa-has-no-mlx5",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_fabric_that_cannot_work_is_refused_before_anything_starts(hosts: Inventory, rule: str) -> None:
+    with pytest.raises(PlanRefused) as caught:
+        plan.compile_plan(recipe.find(ROOT / "recipes", PD), hosts, {}, SCHEMAS)
+    assert caught.value.rule == rule
+
+
+def test_a_flag_the_pinned_engine_does_not_know_is_refused_with_the_near_one() -> None:
+    item = recipe.find(ROOT / "recipes", "laguna-m.1.sglang/h200-bf16")
+    with pytest.raises(PlanRefused, match="did you mean --disaggregation-decode-polling-interval") as caught:
+        wrong = with_role(item, flags={**item.cell.roles[0].flags, "disagregation-decode-polling-interval": 1})
+        plan.compile_plan(wrong, None, {}, SCHEMAS)
+    assert caught.value.rule == "flag-refused"
+
+
+def test_an_abbreviation_is_written_out_and_said() -> None:
+    item = recipe.find(ROOT / "recipes", CHAMPION)
+    flags = {
+        ("max-num-s" if name == "max-num-seqs" else name): value for name, value in item.cell.roles[0].flags.items()
+    }
+    made = plan.compile_plan(with_role(item, flags=flags), None, {}, SCHEMAS)
+    assert "--max-num-seqs" in made.processes[0].argv
+    assert any(warning.rule == "flag-notice" and "max-num-seqs" in warning.message for warning in made.warnings)
+
+
+def test_without_the_list_of_the_pinned_version_there_is_no_plan() -> None:
+    with pytest.raises(PlanRefused, match=r"no flag schema of vllm 0\.25\.1"):
+        plan.compile_plan(recipe.find(ROOT / "recipes", CHAMPION), None, {}, {})
+
+
+def test_taking_a_flag_from_the_list_refuses_exactly_the_recipes_that_use_it() -> None:
+    vllm = SCHEMAS["vllm"]["0.25.1"]
+    less = vllm.model_copy(update={"flags": tuple(flag for flag in vllm.flags if flag.name != "moe-backend")})
+    schemas = {**SCHEMAS, "vllm": {"0.25.1": less}}
+    refused, using = set(), set()
+    for item in recipe.read_book(ROOT / "recipes"):
+        if any("moe-backend" in role.flags for role in item.cell.roles):
+            using.add(item.id)
+        try:
+            plan.compile_plan(item, None, {}, schemas)
+        except PlanRefused:
+            refused.add(item.id)
+    assert using
+    assert refused == using
+
+
 def test_changes_name_the_place_and_both_values() -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
-    old, new = plan.compile_plan(item, None, {}), plan.compile_plan(with_role(item, context_tokens=131072), None, {})
+    old, new = (
+        plan.compile_plan(item, None, {}, SCHEMAS),
+        plan.compile_plan(with_role(item, context_tokens=131072), None, {}, SCHEMAS),
+    )
     assert '"204800" -> "131072"' in plan.changes(old, new)[0]
     assert plan.changes(old, new)[0].startswith("processes[0].argv[")
     assert plan.changes(old, old) == ()
@@ -177,7 +300,7 @@ def test_changes_name_the_place_and_both_values() -> None:
 )
 def test_a_plan_that_cannot_run_is_refused_by_its_rule(change: dict[str, object], rule: str) -> None:
     with pytest.raises(PlanRefused) as caught:
-        plan.compile_plan(with_role(recipe.find(ROOT / "recipes", CHAMPION), **change), None, {})
+        plan.compile_plan(with_role(recipe.find(ROOT / "recipes", CHAMPION), **change), None, {}, SCHEMAS)
     assert caught.value.rule == rule
     assert rule in str(caught.value)
     assert caught.value.as_json()["rule"] == rule

@@ -333,8 +333,3 @@ def test_a_rule_that_is_broken_on_purpose_is_said_and_does_not_stop_the_plan() -
 def test_an_allowance_that_allows_nothing_is_refused(rule: str, said: str) -> None:
     with pytest.raises(PlanRefused, match=said):
         rules.check(allowing(rule, BOOK[M1]), locked=True)
-
-
-@pytest.mark.parametrize(("text", "numbers"), [("0.5.18", (0, 5, 18)), ("0.5.15.post1", (0, 5, 15)), ("1.0", (1, 0))])
-def test_a_release_is_its_leading_numbers(text: str, numbers: tuple[int, ...]) -> None:
-    assert rules.release(text) == numbers

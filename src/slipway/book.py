@@ -9,12 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slipway import documents, plan, recipe, stacks
+from slipway import documents, plan, recipe, rules, stacks
 from slipway.checkpoints import lock
-from slipway.errors import DocumentError, UsageError
+from slipway.engines import schema
+from slipway.engines.schema import FlagSchema, SchemaEngine
+from slipway.errors import CheckFailed, DocumentError, PlanRefused, UsageError
 from slipway.inventory import Inventory
 from slipway.plan import Plan
-from slipway.recipe import Recipe
+from slipway.recipe import Engine, Recipe
 from slipway.stacks import Checkout
 
 Row = dict[str, Any]
@@ -56,13 +58,25 @@ def table(found: list[Row]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
 
-def check(checkout: Checkout, found: list[Row]) -> None:
-    """Compile a plan for each row; nothing when all are accepted.
+def check(checkout: Checkout, found: list[Row]) -> str:
+    """Compile a plan for each row and say how many were accepted: every cell against every rule and its engine's own flags.
 
-    Raises: PlanRefused for the first that is not.
+    Raises: CheckFailed with one line per recipe that is refused.
     """
+    schemas, digests = _schemas(checkout, tuple(SCHEMA_OF)), lock_digests(checkout)
+    recipes = {item.id: item for item in recipe.read_book(checkout.recipes)}
+    refused: list[str] = []
     for row in found:
-        compiled(checkout, row["id"], None, None)
+        try:
+            plan.compile_plan(recipes[row["id"]], None, digests, schemas)
+        except PlanRefused as error:
+            refused.append(f"  {error}")
+    if refused:
+        problem = f"{len(refused)} of {len(found)} recipes are refused"
+        raise CheckFailed(
+            "recipes", problem, "\n" + "\n".join(refused), "correct them, or allow the rule with a reason"
+        )
+    return f"{len(found)} recipes pass {len(rules.RULES)} rules and their engines' own flags\n"
 
 
 def compiled(checkout: Checkout, recipe_id: str | None, inventory: Path | None, stack: str | None) -> Plan:
@@ -74,10 +88,9 @@ def compiled(checkout: Checkout, recipe_id: str | None, inventory: Path | None, 
         raise UsageError("--recipe", "stands beside --stack", "a stack names its own recipe", "give one of them")
     if inventory and not recipe_id:
         raise UsageError("--inventory", "stands without --recipe", "a stack has its own inventory", "give --recipe too")
-    digests = lock_digests(checkout)
     if recipe_id:
         hosts = documents.read(inventory, Inventory) if inventory else None
-        return plan.compile_plan(recipe.find(checkout.recipes, recipe_id), hosts, digests)
+        return _compile(checkout, recipe.find(checkout.recipes, recipe_id), hosts)
     meant = stacks.read(checkout, stacks.choose(checkout, stack))
     try:
         found = recipe.find(checkout.recipes, meant.recipe_id)
@@ -86,13 +99,26 @@ def compiled(checkout: Checkout, recipe_id: str | None, inventory: Path | None, 
             raise
         place = f"stacks/Pulumi.{meant.name}.yaml: slipway:recipe"
         raise UsageError(place, error.problem, error.why, error.remedy) from error
-    return plan.compile_plan(found, meant.inventory, digests)
+    return _compile(checkout, found, meant.inventory)
 
 
 def lock_digests(checkout: Checkout) -> dict[str, str]:
     """`repo@revision` → digest of every lock file of the checkout."""
     locks = [lock.read(path) for path in sorted(checkout.locks.glob("*.lock.json"))]
     return {f"{locked.repo}@{locked.revision}": lock.digest(locked) for locked in locks}
+
+
+def _compile(checkout: Checkout, item: Recipe, hosts: Inventory | None) -> Plan:
+    return plan.compile_plan(item, hosts, lock_digests(checkout), _schemas(checkout, (item.engine,)))
+
+
+SCHEMA_OF: dict[Engine, tuple[SchemaEngine, ...]] = {"sglang": ("sglang", "router"), "vllm": ("vllm",), "reference": ()}
+"""Engine of a recipe → the flag schemas that its command lines need."""
+
+
+def _schemas(checkout: Checkout, engines: tuple[Engine, ...]) -> dict[str, dict[str, FlagSchema]]:
+    names = {name for engine in engines for name in SCHEMA_OF[engine]}
+    return {name: schema.read_all(checkout.images, name) for name in sorted(names)}
 
 
 def _row(item: Recipe) -> Row:

@@ -48,6 +48,10 @@ class Checkout:
         return self.root / "checkpoints"
 
     @property
+    def images(self) -> Path:
+        return self.root / "images"
+
+    @property
     def stacks(self) -> Path:
         return self.root / "stacks"
 

@@ -11,6 +11,9 @@ from slipway import engines
 from slipway.engines import Command, Launch
 from slipway.recipe import Recipe, Role
 
+ENGINE, VERSION = "router", "0.3.2"
+"""The flag schema that router command lines are checked against; frozen upstream since January 2026."""
+
 TYPED_FLAGS = frozenset({"pd-disaggregation", "prefill", "decode", "host", "port"})
 """Flags that Slipway writes from typed fields; a recipe must not spell them itself."""
 

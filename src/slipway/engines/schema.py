@@ -114,6 +114,22 @@ class FlagSchema(Document):
         return next((flag for flag in self.flags if flag.name == name), None)
 
 
+def canonical_name(schema: FlagSchema, name: str) -> str:
+    """The name of the flag that `name` (without dashes) means: itself, an alias, or the only one it abbreviates.
+
+    A name that means none or several is returned as it is; checking the command line says why it is refused.
+    """
+    meant = {
+        flag.name
+        for flag in schema.flags
+        for spelling in flag.spellings
+        if spelling.lstrip("-") == name or (not flag.exact and spelling.startswith(f"--{name}"))
+    }
+    exact = {flag.name for flag in schema.flags if f"--{name}" in flag.spellings}
+    found = exact or meant
+    return found.pop() if len(found) == 1 else name
+
+
 def place(folder: Path, engine: SchemaEngine, version: str) -> Path:
     """Where the schema of `version` stands below `folder` (the checkout's `images`)."""
     return folder / engine / "flags" / f"{version}.json"
@@ -142,6 +158,11 @@ def read_others(folder: Path, engine: SchemaEngine, version: str) -> dict[str, F
     """The schemas of every other version of `engine` below `folder`, oldest first; for messages only."""
     others = sorted(set(versions(folder, engine)) - {version}, key=release)
     return {other: read(folder, engine, other) for other in others}
+
+
+def read_all(folder: Path, engine: SchemaEngine) -> dict[str, FlagSchema]:
+    """Every schema of `engine` below `folder` by version, oldest first; empty when there is none."""
+    return {version: read(folder, engine, version) for version in sorted(versions(folder, engine), key=release)}
 
 
 def versions(folder: Path, engine: SchemaEngine) -> Iterator[str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from slipway.errors import PlanRefused
 from slipway.recipe import Recipe
 from slipway.rules import deployment, disaggregation, sglang, vllm
-from slipway.rules.rule import Case, Rule, release
+from slipway.rules.rule import Case, Rule
 
-__all__ = ["RULES", "Case", "Finding", "Rule", "check", "release"]
+__all__ = ["RULES", "Case", "Finding", "Rule", "check"]
 
 RULES: tuple[Rule, ...] = (*deployment.RULES, *sglang.RULES, *vllm.RULES, *disaggregation.RULES)
 

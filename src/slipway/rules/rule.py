@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from slipway.engines.schema import release
 from slipway.recipe import FlagValue, Recipe, Role
 
 BLACKWELL = frozenset({"b200", "b300", "gb200", "gb300", "rtx-pro-6000", "gb10"})
@@ -64,13 +65,3 @@ class Rule:
     source: str
     once: bool = False
     """Said of the recipe, not of each role."""
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of `version`: (0, 5, 15) for 0.5.15.post1."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

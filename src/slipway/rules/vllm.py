@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slipway.rules.rule import Case, Rule, release
+from slipway.engines.schema import release
+from slipway.rules.rule import Case, Rule
 
 LADDER = "https://github.com/tonyd2wild/Laguna-S-2.1-INT4-DFlash-4x-RTX3090-200-tok-s"
 QUANTIZED = frozenset({"fp8", "int4", "nvfp4"})

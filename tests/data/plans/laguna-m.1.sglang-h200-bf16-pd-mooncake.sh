@@ -1,14 +1,14 @@
-# laguna-m.1.sglang/h200-bf16-pd-mooncake on inventory synthetic (synthetic)
-# deployment sha256:b77cff049c8e35e885cf0bc945dd636b4603cef0233d5bfcae1833fb605cf564
+# laguna-m.1.sglang/h200-bf16-pd-mooncake on inventory example-2x8h200-infiniband
+# deployment sha256:e3da13f871f1fc2eac7ee631317f4f5e20cfcd6973a2de7ea6c3f9728b62cb7c
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 
-# prefill on node node-1
+# prefill on node prefill-1
 docker run \
   --detach \
-  --name synthetic-prefill \
+  --name example-2x8h200-infiniband-prefill \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
-  --env SGLANG_HOST_IP=192.0.2.11 \
+  --env SGLANG_HOST_IP=192.0.2.41 \
   --env MC_FORCE_HCA=1 \
   --ipc=host \
   --ulimit memlock=-1:-1 \
@@ -28,18 +28,18 @@ docker run \
   --enable-cache-report \
   --disaggregation-mode prefill \
   --disaggregation-transfer-backend mooncake \
-  --disaggregation-ib-device mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7 \
+  --disaggregation-ib-device mlx5_0,mlx5_1,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8,mlx5_9 \
   --disaggregation-bootstrap-port 8998 \
   --host 0.0.0.0 \
   --port 30000
 
-# decode on node node-2
+# decode on node decode-1
 docker run \
   --detach \
-  --name synthetic-decode \
+  --name example-2x8h200-infiniband-decode \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
-  --env SGLANG_HOST_IP=192.0.2.12 \
+  --env SGLANG_HOST_IP=192.0.2.42 \
   --env MC_FORCE_HCA=1 \
   --ipc=host \
   --ulimit memlock=-1:-1 \
@@ -59,24 +59,24 @@ docker run \
   --enable-cache-report \
   --disaggregation-mode decode \
   --disaggregation-transfer-backend mooncake \
-  --disaggregation-ib-device mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7 \
+  --disaggregation-ib-device ibp12s0,ibp18s0,ibp64s0,ibp75s0,ibp141s0,ibp148s0,ibp186s0,ibp206s0 \
   --host 0.0.0.0 \
   --port 30001
 
-# router on node node-1
+# router on node prefill-1
 docker run \
   --detach \
-  --name synthetic-router \
+  --name example-2x8h200-infiniband-router \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
   --network=host \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 python3 -m sglang_router.launch_router \
   --pd-disaggregation \
-  --prefill http://192.0.2.11:30000 8998 \
-  --decode http://192.0.2.12:30001 \
+  --prefill http://192.0.2.41:30000 8998 \
+  --decode http://192.0.2.42:30001 \
   --policy round_robin \
   --host 0.0.0.0 \
   --port 8000
 
-# ready when http://192.0.2.11:8000 generates as poolside/Laguna-M.1
+# ready when http://192.0.2.41:8000 generates as poolside/Laguna-M.1

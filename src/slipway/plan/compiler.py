@@ -1,107 +1,31 @@
-"""The plan: exactly which processes start where, with which argv. Dry run prints it, launch executes it, the digest names it."""
+"""From recipe, inventory, locks and flag schemas to the plan: pure, so that the same documents give the same plan anywhere."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Literal
 
-from pydantic import Field
-
-from slipway import documents, engines, fit, placement, rules
-from slipway.documents import Document
+from slipway import documents, fit, placement, rules
 from slipway.engines import Command, Launch, Worker, reference, router, sglang, vllm
-from slipway.errors import PlanRefused, UsageError
+from slipway.engines.check import check_argv
+from slipway.engines.schema import FlagSchema, canonical_name
+from slipway.errors import PlanRefused
 from slipway.fit import Fit, TransferTime
-from slipway.inventory import Inventory, Runtime
+from slipway.inventory import Inventory
 from slipway.placement import Placed
-from slipway.recipe import Checkpoint, Engine, Recipe
-
-
-class LockedCheckpoint(Document):
-    """A checkpoint of the plan and the digest of the lock file that names its bytes (null: not locked)."""
-
-    repo: str
-    revision: str | None
-    folder: str
-    lock_digest: str | None
-
-
-class Mount(Document):
-    """A folder of the host inside the container."""
-
-    source: str
-    target: str
-    read_only: bool
-
-
-class PublishedPort(Document):
-    """A port of the host and the port it leads to inside the container; equal for a plain process."""
-
-    host: int
-    container: int
-
-
-class Process(Document):
-    """One process or container. `argv` is the engine's command after the image's entrypoint."""
-
-    name: str
-    role: str
-    node: str
-    runtime: Runtime
-    image: str | None
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    mounts: tuple[Mount, ...]
-    devices: tuple[str, ...] = Field(description="`gpu:N` by the node's index, `rdma:NAME`, or a device path")
-    all_gpus: bool
-    network: Literal["bridge", "host"]
-    capabilities: tuple[str, ...]
-    ports: tuple[PublishedPort, ...]
-    ulimits: dict[str, int]
-    ipc: Literal["private", "host"]
-    shm_size_bytes: int | None
-    after: tuple[str, ...] = Field(description="processes that must be ready first")
-
-
-class FrontDoor(Document):
-    """Where clients send requests, and the model name they must use."""
-
-    url: str
-    served_name: str
-
-
-class PlanWarning(Document):
-    """A rule that speaks about this plan without refusing it."""
-
-    rule: str
-    message: str
-    source: str
-
-
-class Plan(Document):
-    """Everything that launch needs, and nothing that differs between two machines that read the same documents."""
-
-    schema_: Literal["slipway/plan/v1"] = Field(alias="schema")
-    recipe: str
-    engine: Engine
-    engine_version: str
-    inventory: str
-    synthetic_inventory: bool
-    deployment_digest: str
-    checkpoints: tuple[LockedCheckpoint, ...]
-    front_door: FrontDoor
-    fit: tuple[Fit, ...]
-    transfer: TransferTime | None = Field(description="the KV of one full-context prompt, from prefill to decode")
-    warnings: tuple[PlanWarning, ...]
-    processes: tuple[Process, ...]
-
+from slipway.plan.model import FrontDoor, LockedCheckpoint, Mount, Plan, PlanWarning, Process, PublishedPort
+from slipway.recipe import Checkpoint, Recipe
 
 ENGINE_COMMANDS = {"vllm": vllm.command, "sglang": sglang.command, "reference": reference.command}
 
 
-def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict[str, str]) -> Plan:
+Schemas = Mapping[str, Mapping[str, FlagSchema]]
+"""Engine → version → what that version's command line takes."""
+
+
+def compile_plan(
+    recipe: Recipe, inventory: Inventory | None, lock_digests: Mapping[str, str], schemas: Schemas
+) -> Plan:
     """The plan of `recipe` on `inventory`, or on a synthetic one that just satisfies it.
 
     `lock_digests` maps `repo@revision` to the digest of its lock. Pure: the same values give the same plan and digest anywhere.
@@ -110,11 +34,15 @@ def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict
     """
     hosts = inventory or placement.synthetic(recipe)
     checkpoints = tuple(_locked(checkpoint, lock_digests) for checkpoint in recipe.checkpoints)
-    findings = rules.check(recipe, locked=all(checkpoint.lock_digest for checkpoint in checkpoints))
+    # Rules and arithmetic look flags up by name, so they are shown the canonical ones.
+    meant = _with_canonical_flags(recipe, schemas)
+    findings = rules.check(meant, locked=all(checkpoint.lock_digest for checkpoint in checkpoints))
     placed = placement.place(recipe, hosts)
-    processes = tuple(_process(recipe, item, hosts, placed) for item in placed)
+    checked = [_checked(recipe, _process(recipe, item, hosts, placed), schemas) for item in placed]
+    processes = tuple(process for process, _ in checked)
     front = _front(placed)
-    figures = tuple(figure for item in placed if (figure := fit.of(recipe, item.role, _gpu_gib(item))))
+    sized = ((role, _gpu_gib(item)) for role, item in zip(meant.cell.roles, placed, strict=True))
+    figures = tuple(figure for role, gpu_gib in sized if (figure := fit.of(meant, role, gpu_gib)))
     _refuse_what_cannot_fit(recipe, figures)
     what_runs = {
         "engine": [recipe.engine, recipe.engine_version],
@@ -136,59 +64,57 @@ def compile_plan(recipe: Recipe, inventory: Inventory | None, lock_digests: dict
         transfer=_transfer_time(recipe, placed),
         warnings=(
             *(PlanWarning(rule=f.rule.id, message=f.text, source=f.rule.source) for f in findings),
+            *(notice for _, notices in checked for notice in notices),
             *_near_the_limit(recipe, figures),
         ),
         processes=processes,
     )
 
 
-def docker_argv(process: Process) -> tuple[str, ...]:
-    """The `docker run` command that creates exactly this container."""
-    if process.image is None:
-        raise UsageError(
-            process.name, "has no image", "only a process with an image runs in Docker", "use runtime: process"
+def _schema(recipe: Recipe, role_name: str, schemas: Schemas) -> FlagSchema | None:
+    """What the role's program takes; None for the reference engine, whose parser is this checkout's own."""
+    if role_name == "router":
+        engine, version = router.ENGINE, router.VERSION
+    elif recipe.engine == "reference":
+        return None
+    else:
+        engine, version = recipe.engine, recipe.engine_version
+    known = schemas.get(engine, {})
+    if version not in known:
+        have = ", ".join(sorted(known)) or "none"
+        why = f"flags are checked against the pinned version's own list; lists of {engine} here: {have}"
+        raise PlanRefused(
+            "flags-unknown", recipe.id, f"no flag schema of {engine} {version}", why, "see docs/recipes.md"
         )
-    words = ["docker", "run", "--detach", "--name", process.name, *_gpu_words(process)]
-    for name, value in process.env.items():
-        words += ["--env", f"{name}={value}"]
-    if process.ipc == "host":
-        words.append("--ipc=host")
-    if process.shm_size_bytes:
-        words.append(f"--shm-size={process.shm_size_bytes}")
-    for name, limit in process.ulimits.items():
-        words += ["--ulimit", f"{name}={limit}:{limit}"]
-    for capability in process.capabilities:
-        words += ["--cap-add", capability]
-    for device in process.devices:
-        if device.startswith("/"):
-            words += ["--device", device]
-    if process.network == "host":
-        words.append("--network=host")
-    for port in process.ports if process.network == "bridge" else ():
-        words += ["--publish", f"{port.host}:{port.container}"]
-    for mount in process.mounts:
-        words += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
-    return (*words, process.image, *process.argv)
+    return known[version]
 
 
-def shell_text(plan: Plan) -> str:
-    """The plan as commands to paste, one block per process, in start order; it ends with a newline."""
-    lines = [
-        f"# {plan.recipe} on inventory {plan.inventory}{' (synthetic)' if plan.synthetic_inventory else ''}",
-        f"# deployment {plan.deployment_digest}",
-    ]
-    for checkpoint in plan.checkpoints:
-        pinned = checkpoint.lock_digest or "NOT LOCKED"
-        lines.append(f"# checkpoint {checkpoint.repo}@{checkpoint.revision or 'NOT PINNED'} lock {pinned}")
-    for process in plan.processes:
-        lines += ["", f"# {process.role} on node {process.node}", " \\\n  ".join(_groups(process))]
-    lines += ["", f"# ready when {plan.front_door.url} generates as {plan.front_door.served_name}"]
-    return "\n".join(lines) + "\n"
+def _with_canonical_flags(recipe: Recipe, schemas: Schemas) -> Recipe:
+    roles = []
+    for role in recipe.cell.roles:
+        known = _schema(recipe, role.name, schemas)
+        flags = {canonical_name(known, name) if known else name: value for name, value in role.flags.items()}
+        roles.append(role.model_copy(update={"flags": flags}))
+    return recipe.model_copy(update={"cell": recipe.cell.model_copy(update={"roles": roles})})
 
 
-def changes(old: Plan, new: Plan) -> tuple[str, ...]:
-    """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same."""
-    return tuple(_changes("", old.as_json(), new.as_json(), skip={"deployment_digest", "warnings", "fit"}))
+def _checked(recipe: Recipe, process: Process, schemas: Schemas) -> tuple[Process, tuple[PlanWarning, ...]]:
+    """`process` with every flag under its canonical name, as the pinned engine version's own parser would take it."""
+    known = _schema(recipe, process.role, schemas)
+    if known is None:
+        return process, ()
+    others = {version: other for version, other in schemas[known.engine].items() if version != known.version}
+    result = check_argv(process.argv, known, others)
+    place = f"{recipe.id}: roles.{process.role}.flags"
+    for finding in result.refusals:
+        raise PlanRefused("flag-refused", f"{place}: {finding.flag}", finding.problem, finding.why, finding.remedy)
+    notices = tuple(
+        PlanWarning(
+            rule="flag-notice", message=f"{place}: {finding}", source=f"{known.engine} {known.version}, its own parser"
+        )
+        for finding in result.findings
+    )
+    return process.model_copy(update={"argv": result.argv}), notices
 
 
 def _gpu_gib(item: Placed) -> float:
@@ -226,7 +152,7 @@ def _transfer_time(recipe: Recipe, placed: tuple[Placed, ...]) -> TransferTime |
     return fit.transfer_time(recipe, prefill.role, devices, context)
 
 
-def _locked(checkpoint: Checkpoint, lock_digests: dict[str, str]) -> LockedCheckpoint:
+def _locked(checkpoint: Checkpoint, lock_digests: Mapping[str, str]) -> LockedCheckpoint:
     return LockedCheckpoint(
         repo=checkpoint.repo,
         revision=checkpoint.revision,
@@ -311,40 +237,3 @@ def _front(placed: tuple[Placed, ...]) -> Placed:
 def _url(front: Placed) -> str:
     address = front.node.address
     return f"http://{f'[{address}]' if ':' in address else address}:{front.host_port}"
-
-
-def _gpu_words(process: Process) -> list[str]:
-    if not process.devices:
-        return []
-    if process.all_gpus:
-        return ["--gpus", "all"]
-    indices = ",".join(device.removeprefix("gpu:") for device in process.devices if device.startswith("gpu:"))
-    return ["--gpus", f'"device={indices}"']  # docker parses the value as CSV, so the quotes are part of it
-
-
-def _groups(process: Process) -> Iterator[str]:
-    """The command's words quoted for a shell, a flag and its values a group, so that each stands on a line of its own."""
-    if process.runtime == "docker":
-        words: tuple[str, ...] = docker_argv(process)
-    else:
-        words = ("env", *(f"{name}={value}" for name, value in process.env.items()), *process.argv)
-        words = words if process.env else process.argv
-    group: list[str] = []
-    for word in words:
-        if group and (word.startswith("--") or word == process.image):
-            yield shlex.join(group)
-            group = []
-        group.append(word)
-    yield shlex.join(group)
-
-
-def _changes(path: str, old: object, new: object, skip: set[str]) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            if key not in skip:
-                yield from _changes(f"{path}.{key}" if path else str(key), old.get(key), new.get(key), skip)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from _changes(f"{path}[{index}]", before, after, skip)
-    elif old != new:
-        yield f"{path}: {engines.compact_json(old)} -> {engines.compact_json(new)}"

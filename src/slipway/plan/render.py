@@ -1,0 +1,96 @@
+"""A plan as the commands to paste, and the differences between two plans. What is printed is what launch executes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from slipway import engines
+from slipway.errors import UsageError
+from slipway.plan.model import Plan, Process
+
+
+def docker_argv(process: Process) -> tuple[str, ...]:
+    """The `docker run` command that creates exactly this container."""
+    if process.image is None:
+        raise UsageError(
+            process.name, "has no image", "only a process with an image runs in Docker", "use runtime: process"
+        )
+    words = ["docker", "run", "--detach", "--name", process.name, *_gpu_words(process)]
+    for name, value in process.env.items():
+        words += ["--env", f"{name}={value}"]
+    if process.ipc == "host":
+        words.append("--ipc=host")
+    if process.shm_size_bytes:
+        words.append(f"--shm-size={process.shm_size_bytes}")
+    for name, limit in process.ulimits.items():
+        words += ["--ulimit", f"{name}={limit}:{limit}"]
+    for capability in process.capabilities:
+        words += ["--cap-add", capability]
+    for device in process.devices:
+        if device.startswith("/"):
+            words += ["--device", device]
+    if process.network == "host":
+        words.append("--network=host")
+    for port in process.ports if process.network == "bridge" else ():
+        words += ["--publish", f"{port.host}:{port.container}"]
+    for mount in process.mounts:
+        words += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
+    return (*words, process.image, *process.argv)
+
+
+def shell_text(plan: Plan) -> str:
+    """The plan as commands to paste, one block per process, in start order; it ends with a newline."""
+    lines = [
+        f"# {plan.recipe} on inventory {plan.inventory}{' (synthetic)' if plan.synthetic_inventory else ''}",
+        f"# deployment {plan.deployment_digest}",
+    ]
+    for checkpoint in plan.checkpoints:
+        pinned = checkpoint.lock_digest or "NOT LOCKED"
+        lines.append(f"# checkpoint {checkpoint.repo}@{checkpoint.revision or 'NOT PINNED'} lock {pinned}")
+    for process in plan.processes:
+        lines += ["", f"# {process.role} on node {process.node}", " \\\n  ".join(_groups(process))]
+    lines += ["", f"# ready when {plan.front_door.url} generates as {plan.front_door.served_name}"]
+    return "\n".join(lines) + "\n"
+
+
+def changes(old: Plan, new: Plan) -> tuple[str, ...]:
+    """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same."""
+    return tuple(_changes("", old.as_json(), new.as_json(), skip={"deployment_digest", "warnings", "fit"}))
+
+
+def _gpu_words(process: Process) -> list[str]:
+    if not process.devices:
+        return []
+    if process.all_gpus:
+        return ["--gpus", "all"]
+    indices = ",".join(device.removeprefix("gpu:") for device in process.devices if device.startswith("gpu:"))
+    return ["--gpus", f'"device={indices}"']  # docker parses the value as CSV, so the quotes are part of it
+
+
+def _groups(process: Process) -> Iterator[str]:
+    """The command's words quoted for a shell, a flag and its values a group, so that each stands on a line of its own."""
+    if process.runtime == "docker":
+        words: tuple[str, ...] = docker_argv(process)
+    else:
+        words = ("env", *(f"{name}={value}" for name, value in process.env.items()), *process.argv)
+        words = words if process.env else process.argv
+    group: list[str] = []
+    for word in words:
+        if group and (word.startswith("--") or word == process.image):
+            yield shlex.join(group)
+            group = []
+        group.append(word)
+    yield shlex.join(group)
+
+
+def _changes(path: str, old: object, new: object, skip: set[str]) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key not in skip:
+                yield from _changes(f"{path}.{key}" if path else str(key), old.get(key), new.get(key), skip)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(f"{path}[{index}]", before, after, skip)
+    elif old != new:
+        yield f"{path}: {engines.compact_json(old)} -> {engines.compact_json(new)}"
