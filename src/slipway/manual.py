@@ -74,13 +74,17 @@ def _content(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def _filled(found: re.Match[str], blocks: dict[str, str], path: Path) -> str:
-    name = found["name"]
-    if name not in blocks:
-        raise CheckFailed(
-            path, f"has a generated block called {name}", f"known: {', '.join(blocks)}", "correct the name"
-        )
-    return f"{found[1]}{blocks[name]}{found[3]}"
+def _with_blocks(path: Path, blocks: dict[str, str]) -> str:
+    """The page at `path` with every marked block filled."""
+
+    def filled(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in blocks:
+            why = f"known: {', '.join(blocks)}"
+            raise CheckFailed(path, f"has a generated block called {name}", why, "correct the name")
+        return f"{found[1]}{blocks[name]}{found[3]}"
+
+    return BLOCK.sub(filled, path.read_text(encoding="utf-8"))
 
 
 def _schema(model: type[BaseModel]) -> str:
