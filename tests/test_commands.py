@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("tasks.py", "pyproject.toml", "recipes", "stacks", "checkpoints")
+COPIED = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
 
 
 class Checkout:
@@ -174,3 +174,11 @@ def test_selecting_a_stack_lasts(checkout: Checkout) -> None:
     assert checkout.run("inventory").stdout.startswith("saved ")
     (checkout.root / ".slipway" / "stack").unlink()
     assert json.loads(checkout.run("plan", "--json", SLIPWAY_STACK="laptop").stdout) == plan
+
+
+def test_two_checkouts_name_the_same_deployment(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing of the machine or the folder reaches the plan, so evidence from one laptop means the same on another."""
+    other = Checkout(tmp_path_factory.mktemp("other"))
+    plans = [json.loads(place.run("plan", "--stack", "laptop", "--json").stdout) for place in (checkout, other)]
+    assert plans[0] == plans[1]
+    assert str(checkout.root) not in json.dumps(plans[0])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("tasks.py", "recipes", "stacks", "checkpoints")
+COPIED = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
 STEPS = ["lock", "fetch", "plan", "launch", "gates", "bench"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -304,6 +305,20 @@ def test_a_plan_that_cannot_run_is_refused_by_its_rule(change: dict[str, object]
     assert caught.value.rule == rule
     assert rule in str(caught.value)
     assert caught.value.as_json()["rule"] == rule
+
+
+def test_changing_one_flag_of_a_recipe_changes_exactly_its_plan(tmp_path: Path) -> None:
+    book = tmp_path / "recipes"
+    shutil.copytree(ROOT / "recipes", book)
+    path = book / "laguna-s-2.1.vllm.yaml"
+    path.write_text(path.read_text().replace("max-num-seqs: 4 #", "max-num-seqs: 3 #", 1))
+    before = {item.id: item for item in recipe.read_book(ROOT / "recipes")}
+    changed = {
+        item.id
+        for item in recipe.read_book(book)
+        if plan.compile_plan(item, None, {}, SCHEMAS) != plan.compile_plan(before[item.id], None, {}, SCHEMAS)
+    }
+    assert changed == {CHAMPION}
 
 
 if __name__ == "__main__":
