@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -55,6 +58,66 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def unused_port() -> int:
     """A TCP port on loopback that nothing listens on at the moment."""
+    return _free_port()
+
+
+class CheckoutCopy:
+    """The checkout's data and commands in a folder of a test's own, so that no test writes into the real one."""
+
+    copied = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
+    lock = "checkpoints/laguna-tiny.lock.json"
+
+    def __init__(self, root: Path, port: int | None = None) -> None:
+        self.root = root
+        self.port = port or 8421
+        for name in self.copied:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, root / name)
+        recipe = root / "recipes" / "laguna-tiny.reference.yaml"
+        recipe.write_text(recipe.read_text().replace("port: 8421", f"port: {self.port}"))
+
+    @property
+    def published(self) -> Path:
+        """Where the tiny checkpoint is found after a fetch."""
+        return self.root / ".slipway" / "models" / "Laguna-Tiny"
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", "invoke", "--search-root", str(self.root), *words)
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end; a traceback or an unforeseen error in it fails the test whatever it asserts."""
+        ran = subprocess.run(
+            self.command(*words),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            cwd=self.root,
+            env={**os.environ, **env},
+        )
+        assert "Traceback" not in ran.stderr, ran.stderr
+        assert "unexpected error" not in ran.stderr, ran.stderr
+        return ran
+
+    def listening(self) -> bool:
+        """Whether something answers on the stack's port."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@pytest.fixture(scope="session")
+def copy_checkout() -> type[CheckoutCopy]:
+    """Call it with an empty folder (and a port) for a copy of the checkout."""
+    return CheckoutCopy
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Call it for a TCP port on loopback that nothing listens on at the moment."""
+    return _free_port
+
+
+def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

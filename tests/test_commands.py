@@ -4,48 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
-
-
-class Checkout:
-    """A copy of the checkout's data and commands, so that no test writes into the real one."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in COPIED:
-            source = ROOT / name
-            copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, root / name)
-
-    def command(self, *words: str) -> tuple[str, ...]:
-        return (sys.executable, "-m", "invoke", "--search-root", str(self.root), *words)
-
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            self.command(*words),
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            cwd=self.root,
-            env={**os.environ, **env},
-        )
-        assert "Traceback" not in ran.stderr, ran.stderr
-        assert "unexpected error" not in ran.stderr, ran.stderr
-        return ran
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    return Checkout(tmp_path_factory.mktemp("checkout"))
+def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> Any:
+    return copy_checkout(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.mark.parametrize(
@@ -90,21 +60,21 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_a_bad_command_ends_with_its_code_and_says_what_to_do(
-    checkout: Checkout, words: tuple[str, ...], code: int, said: str
+    checkout: Any, words: tuple[str, ...], code: int, said: str
 ) -> None:
     ran = checkout.run(*words)
     assert said in ran.stderr
     assert (ran.returncode, ran.stdout if words[0] != "status" else "") == (code, "")
 
 
-def test_a_failure_under_json_is_one_document_too(checkout: Checkout) -> None:
+def test_a_failure_under_json_is_one_document_too(checkout: Any) -> None:
     ran = checkout.run("plan", "--recipe", "nope", "--json")
     assert ran.returncode == 2
     assert json.loads(ran.stdout)["error"] == "UsageError"
     assert json.loads(ran.stdout)["exit_code"] == 2
 
 
-def test_recipes_answers_the_contract(checkout: Checkout) -> None:
+def test_recipes_answers_the_contract(checkout: Any) -> None:
     ran = checkout.run("recipes", "--check", "--json")
     rows = json.loads(ran.stdout)
     keys = {"id", "model", "engine", "engine_version", "hardware", "quantization", "strategy", "topology", "verified"}
@@ -115,7 +85,7 @@ def test_recipes_answers_the_contract(checkout: Checkout) -> None:
     assert "not run" in checkout.run("recipes").stdout
 
 
-def test_plan_answers_the_contract_and_warns_on_stderr(checkout: Checkout) -> None:
+def test_plan_answers_the_contract_and_warns_on_stderr(checkout: Any) -> None:
     words = ("plan", "--recipe", "laguna-s-2.1.vllm/4x3090-int4-champion")
     words += ("--inventory", "stacks/inventory/example-4x3090.yaml")
     plan = json.loads(checkout.run(*words, "--json").stdout)
@@ -129,7 +99,7 @@ def test_plan_answers_the_contract_and_warns_on_stderr(checkout: Checkout) -> No
     assert "warning: " in text.stderr
 
 
-def test_a_document_with_six_mistakes_reports_six_places(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_document_with_six_mistakes_reports_six_places(checkout: Any, tmp_path: Path) -> None:
     lines = ["schema: slipway/inventory/v1", "nmae: x", "runtime: dokcer", "nodes:", "  - name: a", "    address: 017"]
     lines += ["    gpus: [{model: rtx-3090, memory_gib: yes}]", "    fabric: ether"]
     path = tmp_path / "hosts.yaml"
@@ -143,7 +113,7 @@ def test_a_document_with_six_mistakes_reports_six_places(checkout: Checkout, tmp
     assert "did you mean docker?" in ran.stderr
 
 
-def test_the_reader_of_a_pipe_may_stop_early(checkout: Checkout) -> None:
+def test_the_reader_of_a_pipe_may_stop_early(checkout: Any) -> None:
     command = checkout.command("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--json")
     reading = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=checkout.root)
     assert reading.stdout is not None
@@ -156,7 +126,7 @@ def test_the_reader_of_a_pipe_may_stop_early(checkout: Checkout) -> None:
     assert "BrokenPipe" not in stderr
 
 
-def test_listing_the_commands_is_quick_and_complete(checkout: Checkout) -> None:
+def test_listing_the_commands_is_quick_and_complete(checkout: Any) -> None:
     begin = os.times()
     ran = checkout.run("--list")
     spent = os.times()
@@ -167,7 +137,7 @@ def test_listing_the_commands_is_quick_and_complete(checkout: Checkout) -> None:
     assert cpu_s < 1.0
 
 
-def test_selecting_a_stack_lasts(checkout: Checkout) -> None:
+def test_selecting_a_stack_lasts(checkout: Any) -> None:
     assert checkout.run("select", "--stack", "laptop").stdout == "selected laptop\n"
     plan = json.loads(checkout.run("plan", "--json").stdout)
     assert plan["recipe"] == "laguna-tiny.reference/laptop"
@@ -176,9 +146,9 @@ def test_selecting_a_stack_lasts(checkout: Checkout) -> None:
     assert json.loads(checkout.run("plan", "--json", SLIPWAY_STACK="laptop").stdout) == plan
 
 
-def test_two_checkouts_name_the_same_deployment(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_two_checkouts_name_the_same_deployment(checkout: Any, tmp_path: Path, copy_checkout: Any) -> None:
     """Nothing of the machine or the folder reaches the plan, so evidence from one laptop means the same on another."""
-    other = Checkout(tmp_path_factory.mktemp("other"))
+    other = copy_checkout(tmp_path)
     plans = [json.loads(place.run("plan", "--stack", "laptop", "--json").stdout) for place in (checkout, other)]
     assert plans[0] == plans[1]
     assert str(checkout.root) not in json.dumps(plans[0])

@@ -4,74 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
 STEPS = ["lock", "fetch", "plan", "launch", "gates", "bench"]
 
 
-class Checkout:
-    """A copy of the checkout with a port of its own, and its commands."""
-
-    def __init__(self, root: Path, port: int) -> None:
-        self.root = root
-        self.port = port
-        for name in COPIED:
-            source = ROOT / name
-            copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, root / name)
-        recipe = root / "recipes" / "laguna-tiny.reference.yaml"
-        recipe.write_text(recipe.read_text().replace("port: 8421", f"port: {port}"))
-
-    @property
-    def lock(self) -> str:
-        return "checkpoints/laguna-tiny.lock.json"
-
-    @property
-    def published(self) -> Path:
-        return self.root / ".slipway" / "models" / "Laguna-Tiny"
-
-    def command(self, *words: str) -> tuple[str, ...]:
-        return (sys.executable, "-m", "invoke", "--search-root", str(self.root), *words)
-
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            self.command(*words),
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            cwd=self.root,
-            env={**os.environ, **env},
-        )
-        assert "Traceback" not in ran.stderr, ran.stderr
-        assert "unexpected error" not in ran.stderr, ran.stderr
-        return ran
-
-    def listening(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any, free_port: Any) -> Iterator[Any]:
     """A checkout in which the demo has run once."""
-    made = Checkout(tmp_path_factory.mktemp("checkout"), free_port())
+    made = copy_checkout(tmp_path_factory.mktemp("checkout"), free_port())
     first = made.run("demo", "--json")
     assert first.returncode == 0, first.stderr
     (made.root / "first.json").write_text(first.stdout)
@@ -79,7 +28,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     made.run("stop", "--stack", "laptop")
 
 
-def test_the_demo_proves_each_step_and_leaves_nothing_running(checkout: Checkout) -> None:
+def test_the_demo_proves_each_step_and_leaves_nothing_running(checkout: Any) -> None:
     report = json.loads((checkout.root / "first.json").read_text())
     assert [step["name"] for step in report["steps"]] == STEPS
     assert {step["status"] for step in report["steps"]} == {"done"}
@@ -102,7 +51,7 @@ def test_the_demo_proves_each_step_and_leaves_nothing_running(checkout: Checkout
     assert not checkout.listening()
 
 
-def test_a_second_demo_skips_what_is_proved_already(checkout: Checkout) -> None:
+def test_a_second_demo_skips_what_is_proved_already(checkout: Any) -> None:
     again = checkout.run("demo")
     assert again.returncode == 0, again.stderr
     assert "[1/6] lock: skipped, laguna-tiny.lock.json is unchanged since it was compared with the hub" in again.stderr
@@ -112,7 +61,7 @@ def test_a_second_demo_skips_what_is_proved_already(checkout: Checkout) -> None:
     assert "run passed" in shown.stdout
 
 
-def test_launch_status_logs_verify_bench_stop(checkout: Checkout) -> None:
+def test_launch_status_logs_verify_bench_stop(checkout: Any) -> None:
     launched = checkout.run("launch", "--stack", "laptop")
     assert launched.returncode == 0, launched.stderr
     assert "started laptop-server; generated" in launched.stdout
@@ -144,7 +93,7 @@ def test_launch_status_logs_verify_bench_stop(checkout: Checkout) -> None:
     assert "nothing ran" in checkout.run("stop", "--stack", "laptop").stdout
 
 
-def test_an_engine_that_died_is_not_called_serving(checkout: Checkout) -> None:
+def test_an_engine_that_died_is_not_called_serving(checkout: Any) -> None:
     checkout.run("launch", "--stack", "laptop")
     try:
         pid = json.loads(checkout.run("status", "--stack", "laptop", "--json").stdout)["processes"][0]["pid"]
@@ -157,7 +106,7 @@ def test_an_engine_that_died_is_not_called_serving(checkout: Checkout) -> None:
         checkout.run("stop", "--stack", "laptop")
 
 
-def test_an_interrupted_launch_leaves_nothing_running(checkout: Checkout) -> None:
+def test_an_interrupted_launch_leaves_nothing_running(checkout: Any) -> None:
     with restored(last_shard(checkout)) as shard:
         # The engine waits for a shard that never comes: a real hang, without any sleeping.
         shard.unlink()
@@ -182,7 +131,7 @@ def test_an_interrupted_launch_leaves_nothing_running(checkout: Checkout) -> Non
     assert not checkout.listening()
 
 
-def last_shard(checkout: Checkout) -> Path:
+def last_shard(checkout: Any) -> Path:
     """The last shard of the published checkpoint, made writable."""
     real = (checkout.published / "model-00004-of-00004.safetensors").resolve()
     real.chmod(0o644)
@@ -205,7 +154,7 @@ class restored:
         self.path.write_bytes(self.data)
 
 
-def test_one_flipped_byte_is_found_with_file_expected_and_got(checkout: Checkout) -> None:
+def test_one_flipped_byte_is_found_with_file_expected_and_got(checkout: Any) -> None:
     with restored(last_shard(checkout)) as shard:
         data = bytearray(shard.read_bytes())
         data[-1000] ^= 1
@@ -219,7 +168,7 @@ def test_one_flipped_byte_is_found_with_file_expected_and_got(checkout: Checkout
         assert "got" in ran.stderr
 
 
-def test_a_truncated_shard_keeps_the_engine_from_starting(checkout: Checkout) -> None:
+def test_a_truncated_shard_keeps_the_engine_from_starting(checkout: Any) -> None:
     with restored(last_shard(checkout)) as shard:
         os.truncate(shard, shard.stat().st_size - 1000)
         ran = checkout.run("launch", "--stack", "laptop")
@@ -228,7 +177,7 @@ def test_a_truncated_shard_keeps_the_engine_from_starting(checkout: Checkout) ->
         assert checkout.run("verify-models", "--lock", checkout.lock).returncode == 4
 
 
-def test_a_missing_shard_is_missing_everywhere(checkout: Checkout) -> None:
+def test_a_missing_shard_is_missing_everywhere(checkout: Any) -> None:
     with restored(last_shard(checkout)) as shard:
         shard.unlink()
         assert checkout.run("verify-models", "--stack", "laptop", "--level", "stat").returncode == 5
@@ -237,7 +186,7 @@ def test_a_missing_shard_is_missing_everywhere(checkout: Checkout) -> None:
         assert "model-00004-of-00004.safetensors" in ran.stderr
 
 
-def test_a_damaged_checkpoint_is_fetched_again_in_part(checkout: Checkout) -> None:
+def test_a_damaged_checkpoint_is_fetched_again_in_part(checkout: Any) -> None:
     last_shard(checkout).write_bytes(b"\0" * 1000)
     ran = checkout.run("fetch-models", "--stack", "laptop", "--json")
     assert ran.returncode == 0, ran.stderr
@@ -246,7 +195,7 @@ def test_a_damaged_checkpoint_is_fetched_again_in_part(checkout: Checkout) -> No
     assert checkout.run("verify-models", "--lock", checkout.lock).returncode == 0
 
 
-def test_a_port_in_use_is_named(checkout: Checkout) -> None:
+def test_a_port_in_use_is_named(checkout: Any) -> None:
     with socket.create_server(("127.0.0.1", checkout.port)):
         ran = checkout.run("demo")
     assert ran.returncode == 9
@@ -259,13 +208,13 @@ def test_a_port_in_use_is_named(checkout: Checkout) -> None:
     ("endpoint", "code", "said"),
     [("http://127.0.0.1:9", 8, "127.0.0.1:9"), ("ftp://x", 2, "HF_ENDPOINT"), ("not a url", 2, "HF_ENDPOINT")],
 )
-def test_a_hub_that_cannot_be_asked_is_named(checkout: Checkout, endpoint: str, code: int, said: str) -> None:
+def test_a_hub_that_cannot_be_asked_is_named(checkout: Any, endpoint: str, code: int, said: str) -> None:
     words = ("lock-models", "--repo", "slipway/Laguna-Tiny", "--check")
     ran = checkout.run(*words, HF_ENDPOINT=endpoint)
     assert (ran.returncode, said in ran.stderr) == (code, True), ran.stderr
 
 
-def test_an_upstream_that_moved_is_drift(checkout: Checkout) -> None:
+def test_an_upstream_that_moved_is_drift(checkout: Any) -> None:
     template = checkout.root / ".slipway" / "hub" / "slipway" / "Laguna-Tiny" / "chat_template.jinja"
     text = template.read_text()
     template.write_text(text + "{# moved #}")
@@ -276,7 +225,7 @@ def test_an_upstream_that_moved_is_drift(checkout: Checkout) -> None:
     assert checkout.run("lock-models", "--repo", "slipway/Laguna-Tiny", "--check").returncode == 0
 
 
-def test_a_lock_is_written_for_what_the_hub_has(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_lock_is_written_for_what_the_hub_has(checkout: Any, tmp_path: Path) -> None:
     out = tmp_path / "new.lock.json"
     ran = checkout.run("lock-models", "--repo", "slipway/Laguna-Tiny", "--out", str(out))
     assert ran.returncode == 0, ran.stderr
@@ -284,7 +233,7 @@ def test_a_lock_is_written_for_what_the_hub_has(checkout: Checkout, tmp_path: Pa
 
 
 @pytest.mark.needs("mount")
-def test_a_full_disk_is_said_and_publishes_nothing(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_publishes_nothing(checkout: Any, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     if (
