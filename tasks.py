@@ -16,6 +16,7 @@ from slipway import usage
 
 if TYPE_CHECKING:
     from slipway.endpoint import Endpoint
+    from slipway.evidence import Saved
     from slipway.launch import Deployment
     from slipway.plan import Plan
     from slipway.stacks import Checkout, Stack
@@ -79,18 +80,18 @@ def plan(
     with cli.command(json) as output:
         made = _plan(recipe, inventory, stack)
         for warning in made.warnings:
-            output.progress.note(f"warning: {warning.message} [{warning.rule}]")
+            output.progress.note(f"warning [{warning.rule}]: {warning.message}")
         output.result(made.as_json(), plan.shell_text(made))
 
 
 @task(help={"stack": "the stack to choose", "json": JSON})
-def select(_: Context, stack: str, json: bool = False) -> None:
-    """Choose the stack that commands without --stack mean."""
+def select(_: Context, stack: str | None = None, json: bool = False) -> None:
+    """Choose the stack that commands without --stack mean; without --stack, tell which one that is."""
     from slipway import cli, stacks
 
     with cli.command(json) as output:
         name = stacks.select(_checkout(), stack)
-        output.result({"stack": name}, f"selected {name}\n")
+        output.result({"stack": name}, f"{'selected' if stack else 'meant now:'} {name}\n")
 
 
 @task(help={"stack": STACK, "json": JSON})
@@ -101,7 +102,7 @@ def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
     with cli.command(json) as output:
         meant = _stack(stack)
         path = stacks.save_inventory(_checkout(), meant)
-        output.result(meant.inventory.as_json(), f"saved {path}\n")
+        output.result(meant.inventory.as_json(), f"the inventory is in {path}\n")
 
 
 @task(
@@ -266,7 +267,9 @@ def verify(
 
     with cli.command(json) as output:
         result = smoke.run(_endpoint(stack, endpoint, model), progress=output.progress)
+        saved = _kept(stack, endpoint, gates=[result])
         output.shown([result.as_json()], lambda console: console.print(terminal.gate_table(result)))
+        output.progress.note(f"report: {saved.paths.html}" if saved else "no report: --endpoint names no recipe")
         gates.refuse_failed([result])
 
 
@@ -302,7 +305,9 @@ def bench(
             concurrency=concurrency, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens
         )
         result = bench.run(_endpoint(stack, endpoint, model), load, progress=output.progress)
+        saved = _kept(stack, endpoint, bench=result)
         output.shown(result.as_json(), lambda console: terminal.show_bench(result, console))
+        output.progress.note(f"report: {saved.paths.html}" if saved else "no report: --endpoint names no recipe")
         bench.refuse_failed(result)
 
 
@@ -384,7 +389,7 @@ def _stack(stack: str | None) -> Stack:
 def _plan(recipe: str | None, inventory: str | None, stack: str | None) -> Plan:
     from slipway import book
 
-    return book.compiled(_checkout(), recipe, Path(inventory) if inventory else None, stack)
+    return book.compiled(_checkout(), recipe, Path(inventory) if inventory is not None else None, stack)
 
 
 def _deployment(stack: str | None) -> Deployment:
@@ -397,6 +402,14 @@ def _endpoint(stack: str | None, url: str | None, model: str | None) -> Endpoint
     from slipway import serving
 
     return serving.endpoint(_checkout(), stack, url, model)
+
+
+def _kept(stack: str | None, url: str | None, **found: Any) -> Saved | None:
+    """The saved report about the stack that is meant; None for a bare endpoint, whose recipe nobody knows."""
+    from slipway import evidence, serving
+
+    plan = None if url is not None else serving.served_plan(_checkout(), _stack(stack).name)
+    return evidence.keep(_checkout(), plan, **found) if plan else None
 
 
 def _run(context: Context, words: list[str], **options: Any) -> None:

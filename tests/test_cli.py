@@ -92,7 +92,7 @@ def test_an_unforeseen_error_is_one_line_and_a_file(
 
 def test_an_os_error_that_nobody_translated_is_still_a_disk_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(OSError(errno.ENOSPC, "No space left on device", "/x/y")) == 6
-    assert "/x/y: working: no space left on device" in capsys.readouterr().err
+    assert "/x/y: writing: no space left on device" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> An
             5,
             "absent.yaml: no such file",
         ),
-        (("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", "stacks"), 6, "is a directory"),
+        (("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", "stacks"), 2, "is not a regular file"),
         (("plan", "--stack", "nope"), 2, "--stack: no such stack (got nope)"),
         (("plan",), 2, "invoke select --stack laptop"),
-        (
-            ("recipes", "--hardware", "tpu"),
-            2,
-            "--hardware: no recipe has it (got tpu); known: b200, b300, cpu, gb200, gb300, h200, rtx-3090",
-        ),
+        (("recipes", "--hardware", "quantum"), 2, "known: b200, b300, cpu, gb200, gb300, h200, rtx-3090"),
+        (("recipes", "--hardware", "3090"), 2, "did you mean rtx-3090?"),
+        (("plan", "--recipe", ""), 2, "--recipe: no such recipe"),
+        (("verify", "--endpoint", "", "--model", "x"), 2, "endpoint"),
+        (("plan", "--recipe", "champion"), 2, "did you mean laguna-s-2.1.vllm/4x3090-int4-champion?"),
         (("logs", "--stack", "laptop"), 5, "nothing was launched here"),
         (("status", "--stack", "laptop"), 1, "does not serve (nothing is launched)"),
         (("verify", "--stack", "laptop"), 5, "nothing is launched"),
@@ -74,6 +75,26 @@ def test_a_failure_under_json_is_one_document_too(checkout: Any) -> None:
     assert json.loads(ran.stdout)["exit_code"] == 2
 
 
+@pytest.mark.parametrize(
+    "words", [("status", "--stack", "laptop"), ("nosuch",), ("plan", "--nosuch"), ("bench", "--requests", "x")]
+)
+def test_json_is_exactly_one_document_whatever_happens(checkout: Any, words: tuple[str, ...]) -> None:
+    ran = checkout.run(*words, "--json")
+    assert ran.returncode in {1, 2}
+    assert isinstance(json.loads(ran.stdout), dict)
+
+
+def test_a_full_or_closed_standard_output_is_no_traceback(checkout: Any) -> None:
+    for redirect, code in (("> /dev/full", 6), (">&-", 0), ("2>&-", 0)):
+        command = " ".join(shlex.quote(word) for word in checkout.command("recipes"))
+        ran = subprocess.run(("sh", "-c", f"{command} {redirect}"), capture_output=True, text=True, check=False)
+        assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
+
+
+def test_a_character_that_the_terminal_lacks_is_escaped(checkout: Any) -> None:
+    assert checkout.run("recipes", PYTHONIOENCODING="ascii").returncode == 0
+
+
 def test_recipes_answers_the_contract(checkout: Any) -> None:
     ran = checkout.run("recipes", "--check", "--json")
     rows = json.loads(ran.stdout)
@@ -96,7 +117,8 @@ def test_plan_answers_the_contract_and_warns_on_stderr(checkout: Any) -> None:
     text = checkout.run(*words)
     golden = ROOT / "tests" / "data" / "plans" / "laguna-s-2.1.vllm-4x3090-int4-champion.sh"
     assert text.stdout == golden.read_text()
-    assert "warning: " in text.stderr
+    assert "warning [checkpoint-unlocked]: " in text.stderr
+    assert "# memory of server: per GPU 20.50 GiB for the engine" in text.stdout
 
 
 def test_a_document_with_six_mistakes_reports_six_places(checkout: Any, tmp_path: Path) -> None:
@@ -141,7 +163,8 @@ def test_selecting_a_stack_lasts(checkout: Any) -> None:
     assert checkout.run("select", "--stack", "laptop").stdout == "selected laptop\n"
     plan = json.loads(checkout.run("plan", "--json").stdout)
     assert plan["recipe"] == "laguna-tiny.reference/laptop"
-    assert checkout.run("inventory").stdout.startswith("saved ")
+    assert checkout.run("inventory").stdout.startswith("the inventory is in ")
+    assert checkout.run("select").stdout == "meant now: laptop\n"
     (checkout.root / ".slipway" / "stack").unlink()
     assert json.loads(checkout.run("plan", "--json", SLIPWAY_STACK="laptop").stdout) == plan
 

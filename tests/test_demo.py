@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,54 @@ def test_an_engine_that_died_is_not_called_serving(checkout: Any) -> None:
         assert dead.returncode == 1
         assert "laptop-server: exited" in dead.stdout
         assert "not serving" in dead.stdout
+    finally:
+        checkout.run("stop", "--stack", "laptop")
+
+
+def test_a_stranger_on_the_port_of_a_dead_engine_is_not_called_serving(checkout: Any) -> None:
+    checkout.run("launch", "--stack", "laptop")
+    try:
+        status = json.loads(checkout.run("status", "--stack", "laptop", "--json").stdout)
+        os.killpg(status["processes"][0]["pid"], signal.SIGKILL)
+        name_and_port = ("--served-model-name", "laguna-tiny", "--port", str(checkout.port))
+        stranger = subprocess.Popen(
+            (sys.executable, "-m", "slipway.reference.engine", "--model", str(checkout.published), *name_and_port),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert stranger.stderr is not None
+            assert any("startup complete" in line for line in stranger.stderr)
+            assert checkout.run("status", "--stack", "laptop").returncode == 1
+            refused = checkout.run("verify", "--stack", "laptop")
+            assert refused.returncode == 9
+            assert "is not this deployment" in refused.stderr
+        finally:
+            stranger.terminate()
+            stranger.communicate()
+    finally:
+        checkout.run("stop", "--stack", "laptop")
+
+
+def test_weights_that_were_touched_are_not_served(checkout: Any) -> None:
+    with restored(last_shard(checkout)) as shard:
+        data = bytearray(shard.read_bytes())
+        data[-400_000:-1000] = b"\0" * 399_000
+        shard.write_bytes(data)
+        ran = checkout.run("launch", "--stack", "laptop")
+        assert ran.returncode == 9
+        assert "not started" in ran.stderr
+        assert shard.name in ran.stderr
+    assert not checkout.listening()
+
+
+def test_a_demo_leaves_an_engine_that_it_did_not_start(checkout: Any) -> None:
+    checkout.run("fetch-models", "--stack", "laptop")
+    checkout.run("launch", "--stack", "laptop")
+    try:
+        assert "left running" in checkout.run("demo").stderr
+        assert checkout.listening()
+        assert "report: " in checkout.run("verify", "--stack", "laptop").stderr
     finally:
         checkout.run("stop", "--stack", "laptop")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from slipway import documents
 from slipway.documents import Document
-from slipway.errors import DiskFailure, DocumentError, MissingFile, SlipwayError
+from slipway.errors import DocumentError, MissingFile, SlipwayError
 
 
 class Part(Document):
@@ -32,6 +33,12 @@ class Whole(Document):
 
 
 GOOD = "kind: wheel\nlabel: front\n"
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
+)
+"""A few hundred bytes that stand for 387 million values."""
 
 
 def problems_of(text: str) -> list[str]:
@@ -127,6 +134,10 @@ def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:
         ("a: " + "[" * 500 + "]" * 500, "nested"),
         ("- " * 50000, "nest"),
         ("\x00", "is not valid YAML"),
+        ('kind: wheel\nlabel: "a\\nb"\n', "control, line-break or invisible character"),
+        ('kind: wheel\nlabel: "\\u202e"\n', "control, line-break or invisible character"),
+        ("kind: wheel\nlabel: a\nratio: " + "9" * 400, "a number of 400 digits"),
+        (BOMB, "stands for more than"),
     ],
 )
 def test_hostile_or_broken_text_is_a_document_error(text: str, said: str) -> None:
@@ -136,8 +147,12 @@ def test_hostile_or_broken_text_is_a_document_error(text: str, said: str) -> Non
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="no such file"):
         documents.read(tmp_path / "absent.yaml", Whole)
-    with pytest.raises(DiskFailure, match="directory"):
-        documents.read(tmp_path, Whole)
+    for special in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(DocumentError, match="is not a regular file"):
+            documents.read(special, Whole)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DocumentError, match="is not a regular file"):
+        documents.read(tmp_path / "pipe", Whole)
     (tmp_path / "latin.yaml").write_bytes(b"kind: wheel\nlabel: caf\xe9\n")
     with pytest.raises(DocumentError, match="is not UTF-8 text"):
         documents.read(tmp_path / "latin.yaml", Whole)
@@ -156,7 +171,7 @@ def test_machine_written_json_is_read_back_or_refused(tmp_path: Path) -> None:
             documents.read_json(path, Whole)
     with pytest.raises(MissingFile):
         documents.read_json(tmp_path / "absent.json", Whole)
-    with pytest.raises(DiskFailure):
+    with pytest.raises(DocumentError, match="is not a regular file"):
         documents.read_json(tmp_path, Whole)
 
 

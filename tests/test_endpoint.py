@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -394,3 +396,34 @@ class TestStreams:
     )
     def test_every_form_of_error_frame_is_seen(self, frame: sse.Frame, said: str) -> None:
         assert sse.read([frame]).error == said
+
+
+def test_headers_that_drip_for_ever_end_at_the_deadline() -> None:
+    """httpx bounds each read; only the whole answer's deadline ends this one."""
+    stop = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            for number in range(200):
+                if stop.wait(0.05):
+                    return
+                try:
+                    connection.sendall(b"x-%d: y\r\n" % number)
+                except OSError:
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        begin = time.monotonic()
+        with (
+            pytest.raises(NetworkFailure, match=r"no whole answer within 0\.5 s"),
+            Client(Endpoint(url, "m", timeout_s=0.5)) as client,
+        ):
+            client.models()
+        assert time.monotonic() - begin < 5
+        stop.set()
+        thread.join()

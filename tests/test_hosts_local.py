@@ -30,6 +30,7 @@ def process(argv: tuple[str, ...], name: str = "test-server", **env: str) -> Pro
         name=name,
         role="server",
         node="this-machine",
+        ssh=None,
         runtime="process",
         image=None,
         argv=argv,

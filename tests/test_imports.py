@@ -29,7 +29,8 @@ ORDER = [
     {"launch", "gates", "bench"},
     {"steps"},
     {"report"},
-    {"book", "models", "serving"},
+    {"book", "models"},
+    {"serving", "evidence"},
     {"usage", "cli"},
     {"demo", "manual"},
 ]

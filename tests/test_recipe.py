@@ -86,12 +86,12 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("revision: ", "revision: main # ", "should match pattern"),
+        ("revision: ", "revision: main # ", "must be a commit of 40 hex digits"),
         ("port: 8421", "port: 70000", "less than or equal to 65535"),
-        ("port: 8421", "port: 8421\n        bind: my host", "should match pattern"),
-        ("image: null", "image: vllm openai", "should match pattern"),
-        ("dress: vllm", "--dress: vllm", "should match pattern"),
-        ("repo: slipway/Laguna-Tiny", "repo: ../Laguna-Tiny", "should match pattern"),
+        ("port: 8421", "port: 8421\n        bind: my host", "must be "),
+        ("image: null", "image: vllm openai", "must be "),
+        ("dress: vllm", "--dress: vllm", "must be "),
+        ("repo: slipway/Laguna-Tiny", "repo: ../Laguna-Tiny", "must be "),
         ("thinking: false", "", "is missing and has no default"),
         ('engine_version: "0.1.0"', "engine_version: 0.1", "valid string"),
     ],

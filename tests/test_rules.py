@@ -104,7 +104,12 @@ CASES: dict[str, tuple[list[Recipe], list[Recipe]]] = {
     ),
     "revision-unpinned": ([BOOK[M1]], [BOOK[CHAMPION]]),
     "checkpoint-unlocked": ([BOOK[M1]], []),
-    "image-not-built": ([changed(M1, cell={"image": "build:sglang-default"})], [BOOK[M1]]),
+    "tp-does-not-divide": (
+        [changed(VLLM_BF16, tp=3), changed(M1, tp=5)],
+        [BOOK[VLLM_BF16], BOOK[PD], changed(M1, tp=16)],
+    ),
+    "count-not-positive": ([changed(CHAMPION, flags={"max-num-seqs": -4})], [BOOK[CHAMPION]]),
+    "context-beyond-model": ([changed(CHAMPION, context_tokens=500_000)], [BOOK[CHAMPION], BOOK[M1]]),
     "shared-memory": (
         [changed(M1, cell=container(M1, ipc="private"))],
         [BOOK[M1], changed(M1, cell=container(M1, ipc="private", shm_size_gib=16))],

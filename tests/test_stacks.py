@@ -89,7 +89,7 @@ def test_a_state_folder_that_cannot_be_written_is_a_disk_failure(checkout: Check
     with pytest.raises(DiskFailure):
         stacks.select(checkout, "laptop")
     with pytest.raises(DiskFailure):
-        stacks.save_inventory(checkout, stacks.Stack("x", "y", inventory.this_machine("x", "models")))
+        stacks.save_inventory(checkout, stacks.Stack("x", "y", inventory.this_machine("x", "./models")))
 
 
 def test_every_shipped_stack_names_a_recipe() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,10 @@ def rows(checkout: Checkout, wanted: dict[str, str | None]) -> list[Row]:
             continue
         found = [row for row in found if row[key] == value.lower()]
         if not found:
-            known = ", ".join(sorted({row[key] for row in every}))
-            raise UsageError(
-                f"--{key}", f"no recipe has it (got {value})", f"known: {known}", "drop or correct the filter"
-            )
+            known = sorted({row[key] for row in every})
+            near = [name for name in known if value.lower() in name] or difflib.get_close_matches(value.lower(), known)
+            why = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"--{key}", f"no recipe has it (got {value})", why, "drop or correct the filter")
     return found
 
 
@@ -48,13 +49,13 @@ def table(found: list[Row]) -> str:
     """`found` as a table for a terminal or a file."""
     stream = io.StringIO()
     grid = Table(box=None, pad_edge=False, header_style="")
-    for title in ("recipe", "engine", "topology", "strategy", "run on, by its source"):
-        grid.add_column(title, overflow="fold")
+    for title in ("recipe", "engine", "topology", "run on, by its source"):
+        grid.add_column(title, no_wrap=True)
     for row in found:
         verified = row["verified"]
-        where = f"{verified['on']}, {verified['date']}" if verified else "not run"
-        grid.add_row(row["id"], f"{row['engine']} {row['engine_version']}", row["topology"], row["strategy"], where)
-    Console(file=stream, width=140, color_system=None).print(grid)
+        where = ", ".join(filter(None, (verified["on"], verified["date"]))) if verified else "not run"
+        grid.add_row(row["id"], f"{row['engine']} {row['engine_version']}", row["topology"], where)
+    Console(file=stream, width=240, color_system=None).print(grid)
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
 
@@ -84,11 +85,11 @@ def compiled(checkout: Checkout, recipe_id: str | None, inventory: Path | None, 
 
     Raises: UsageError, DocumentError, MissingFile, PlanRefused.
     """
-    if recipe_id and stack:
+    if recipe_id is not None and stack is not None:
         raise UsageError("--recipe", "stands beside --stack", "a stack names its own recipe", "give one of them")
-    if inventory and not recipe_id:
+    if inventory is not None and recipe_id is None:
         raise UsageError("--inventory", "stands without --recipe", "a stack has its own inventory", "give --recipe too")
-    if recipe_id:
+    if recipe_id is not None:
         hosts = documents.read(inventory, Inventory) if inventory else None
         return _compile(checkout, recipe.find(checkout.recipes, recipe_id), hosts)
     meant = stacks.read(checkout, stacks.choose(checkout, stack))

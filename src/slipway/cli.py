@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from rich.console import Console
 
@@ -22,65 +22,110 @@ from slipway.progress import Progress
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it; 128 + 15 after SIGTERM."""
 
+SECRETS = ("SLIPWAY_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SLIPWAY_HUB_TOKEN")
+"""Variables whose values are never printed, whoever echoes them."""
+
 
 class Output:
-    """Where a task leaves its result."""
+    """Where a task leaves its result: at most one document, the result or the error."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        self.printed = False
         self.progress: Progress = progress.for_stream(sys.stderr)
 
     def result(self, value: Any, text: str) -> None:
         """Print `value` as JSON where `--json` was given, else `text`."""
-        shown = json.dumps(value, indent=2, ensure_ascii=False) + "\n" if self.as_json else text
-        sys.stdout.write(shown)
-        sys.stdout.flush()
+        self.printed = True
+        _write(json.dumps(value, indent=2, ensure_ascii=False) + "\n" if self.as_json else text)
 
     def shown(self, value: Any, show: Callable[[Console], None]) -> None:
         """Print `value` as JSON where `--json` was given, else let `show` draw it: in colour on a terminal, plain elsewhere."""
         if self.as_json:
             self.result(value, "")
             return
+        self.printed = True
         width = None if sys.stdout.isatty() else 110
         show(Console(file=sys.stdout, width=width, highlight=False))
+        sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def command(as_json: bool) -> Iterator[Output]:
     """Run one task's body; every expected failure becomes a message on stderr and the exit code that the contract names."""
+    _make_streams_usable()
     signal.signal(signal.SIGTERM, _terminated)
     signal.signal(signal.SIGHUP, _terminated)
+    output = Output(as_json)
     try:
-        yield Output(as_json)
+        yield output
     except SlipwayError as error:
-        _fail(error, as_json)
+        _fail(error, output)
     except KeyboardInterrupt:
-        print("interrupted; what this command started is stopped", file=sys.stderr)
+        _tell("interrupted; what this command started is stopped")
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader (head, less) has seen enough
         raise SystemExit(0) from None
     except OSError as error:
-        _fail(from_os_error(error, error.filename or "system", "working"), as_json)
+        _fail(from_os_error(error, error.filename or "standard output", "writing"), output)
     except Exception as error:
-        _fail_unexpectedly(error)
+        _fail_unexpectedly(error, output)
 
 
-def _fail(error: SlipwayError, as_json: bool) -> NoReturn:
-    if as_json:
-        sys.stdout.write(json.dumps(error.as_json(), indent=2) + "\n")
-    print(error, file=sys.stderr)
+def _make_streams_usable() -> None:
+    """A closed stream swallows what is written to it, and a character that the terminal lacks is escaped, not fatal."""
+    for name in ("stdout", "stderr"):
+        stream: IO[str] | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 (open to the end)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(_without_secrets(text))
+    sys.stdout.flush()
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(_without_secrets(text), file=sys.stderr, flush=True)
+
+
+def _without_secrets(text: str) -> str:
+    for name in SECRETS:
+        value = os.environ.get(name, "")
+        if len(value) >= 6:
+            text = text.replace(value, "***")
+    return text
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout once more at exit, and would complain about it a second time."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(error: SlipwayError, output: Output) -> NoReturn:
+    _tell(str(error))
+    if output.as_json and not output.printed:
+        try:
+            _write(json.dumps(error.as_json(), indent=2) + "\n")
+        except OSError:
+            _drop_stdout()
+    elif isinstance(error.__cause__, OSError):
+        _drop_stdout()
     raise SystemExit(error.exit_code)
 
 
-def _fail_unexpectedly(error: Exception) -> NoReturn:
+def _fail_unexpectedly(error: Exception, output: Output) -> NoReturn:
     """An error that nobody foresaw: one line for the user, the traceback in a file for the report."""
     with tempfile.NamedTemporaryFile("w", prefix="slipway-", suffix=".txt", delete=False) as file:
         traceback.print_exception(error, file=file)
-    said = f"{type(error).__name__}: {error}".splitlines()[0]
-    print(f"slipway: unexpected error ({said}); this is a bug; please report it with {file.name}", file=sys.stderr)
-    raise SystemExit(1) from None
+    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    problem = f"unexpected error ({said})"
+    _fail(SlipwayError("slipway", problem, "this is a bug", f"please report it with {file.name}"), output)
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:

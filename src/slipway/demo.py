@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from slipway import bench, book, gates, models, recipe, serving, stacks, steps
+from slipway import bench, book, evidence, gates, models, recipe, serving, stacks, steps
 from slipway.bench import BenchResult, Load
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.publish import published
 from slipway.errors import SlipwayError
+from slipway.evidence import Saved
 from slipway.gates import GateResult, smoke
 from slipway.plan import Plan
 from slipway.progress import Progress, human_bytes
 from slipway.reference import embedded
-from slipway.report import CheckpointFacts, EndpointFacts, Engine, RunReport, terminal
-from slipway.report.host import this_host
-from slipway.report.page import Paths, save
 from slipway.stacks import Checkout, Stack
 from slipway.steps import Done, Step, StepResult
 
@@ -33,24 +28,7 @@ LOAD = Load(concurrency=2, requests=24, input_tokens=64, output_tokens=64)
 """Small enough for two cores, large enough for medians."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a demo leaves: the report and where it was saved."""
-
-    report: RunReport
-    paths: Paths
-
-    def as_json(self) -> dict[str, Any]:
-        """The report, with the paths of its files."""
-        return {**self.report.as_json(), "files": {"json": str(self.paths.json), "html": str(self.paths.html)}}
-
-    def show(self, console: Console) -> None:
-        """Draw the summary; the last line is where to look next."""
-        terminal.show(self.report, console)
-        console.print(f"report: {self.paths.html}", soft_wrap=True)
-
-
-def run(checkout: Checkout, *, keep: bool, progress: Progress) -> Finished:
+def run(checkout: Checkout, *, keep: bool, progress: Progress) -> Saved:
     """The report of the whole job: lock, fetch, plan, launch, gates, bench. The engine is stopped at the end unless `keep`.
 
     A step that fails leaves a report too. Raises: what the failing step raises.
@@ -61,28 +39,30 @@ def run(checkout: Checkout, *, keep: bool, progress: Progress) -> Finished:
     lock = locks.read(checkout.root / locks.default_path(checkpoint.repo))
     journey = Journey(checkout, stack, plan, lock, progress)
     results: list[StepResult] = []
-    with _stopped_afterwards(checkout, keep, progress):
+    with _stopped_afterwards(journey, keep):
         try:
             for result in steps.run(journey.steps(), journey.folder, progress):
                 results.append(result)
         except SlipwayError as error:
             name = journey.steps()[len(results)].name
             results.append(StepResult(name=name, status="failed", proved=str(error), seconds=0))
-            journey.save(results)
+            with contextlib.suppress(SlipwayError):  # a full disk must not hide why the step failed
+                journey.keep(results)
             raise
-    return journey.save(results)
+    return journey.keep(results)
 
 
 @contextlib.contextmanager
-def _stopped_afterwards(checkout: Checkout, keep: bool, progress: Progress) -> Iterator[None]:
-    """Stop the engine when the block ends, however it ends; with `keep` only when it ends badly before serving."""
+def _stopped_afterwards(journey: Journey, keep: bool) -> Iterator[None]:
+    """Stop the engine when the block ends, however it ends, if this demo started it."""
     try:
         yield
     finally:
-        if keep:
-            progress.note(f"left running: `invoke status --stack {STACK}`, `invoke stop --stack {STACK}`")
-        elif serving.deployment(checkout, STACK).stop():
-            progress.note("stopped the engine (keep it with --keep)")
+        if journey.started and not keep:
+            serving.deployment(journey.checkout, STACK).stop()
+            journey.progress.note("stopped the engine (keep it with --keep)")
+        elif serving.deployment(journey.checkout, STACK).status().running:
+            journey.progress.note(f"left running: `invoke status --stack {STACK}`, `invoke stop --stack {STACK}`")
 
 
 @dataclass
@@ -94,6 +74,7 @@ class Journey:
     plan: Plan
     lock: CheckpointLock
     progress: Progress
+    started: bool = False
     gates: list[GateResult] = field(default_factory=list)
     bench: BenchResult | None = None
 
@@ -114,30 +95,9 @@ class Journey:
             Step("bench", {}, self._bench),
         ]
 
-    def save(self, results: list[StepResult]) -> Finished:
-        """The report of `results`, written into a folder of its own."""
-        now = datetime.now(UTC)
-        door = self.plan.front_door
-        report = RunReport(
-            created_at=now,
-            stack=STACK,
-            recipe=self.plan.recipe,
-            deployment_digest=self.plan.deployment_digest,
-            engine=Engine(name=self.plan.engine, version=self.plan.engine_version),
-            checkpoint=CheckpointFacts(
-                repo=self.lock.repo,
-                revision=self.lock.revision,
-                files=len(self.lock.files),
-                total_bytes=self.lock.summary.total_bytes,
-                lock_digest=locks.digest(self.lock),
-            ),
-            host=this_host(),
-            steps=tuple(results),
-            gates=tuple(self.gates),
-            bench=self.bench,
-            endpoint=EndpointFacts(url=door.url, served_name=door.served_name),
-        )
-        return Finished(report, save(report, self.checkout.reports / f"{now:%Y%m%dT%H%M%S.%fZ}-{STACK}"))
+    def keep(self, results: list[StepResult]) -> Saved:
+        """The report of `results`, saved."""
+        return evidence.keep(self.checkout, self.plan, steps=results, gates=self.gates, bench=self.bench)
 
     def _compare_lock(self) -> Done:
         repo = self.lock.repo
@@ -165,6 +125,7 @@ class Journey:
 
     def _launch(self) -> Done:
         up = serving.up(self.checkout, self.plan, timeout_s=120, progress=self.progress)
+        self.started = bool(up.launched.started)
         return Done(proved=up.text().strip().replace("\n", "; "), evidence={})
 
     def _gates(self) -> Done:

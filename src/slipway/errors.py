@@ -39,7 +39,11 @@ class SlipwayError(Exception):
         super().__init__(place, problem, why, remedy)
 
     def __str__(self) -> str:
-        return "; ".join([f"{self.place}: {self.problem}", *filter(None, (self.why, self.remedy))])
+        text = f"{self.place}: {self.problem}"
+        for part in filter(None, (self.why, self.remedy)):
+            # A part that is a list of lines ends with a newline; what follows stands on a line of its own.
+            text += part if text.endswith("\n") else f"; {part}"
+        return text
 
     def as_json(self) -> dict[str, object]:
         """What `--json` prints when a command fails."""

@@ -50,6 +50,7 @@ class Fit(Document):
     role: str
     gpus: int
     gpu_memory_bytes: int
+    share_bytes: int
     weights_bytes_per_gpu: int
     overhead_bytes_per_gpu: int
     kv_pool_bytes_per_gpu: int
@@ -60,13 +61,12 @@ class Fit(Document):
     fits: bool
     hopeless: bool
 
-    def arithmetic(self, fraction: float) -> str:
+    def arithmetic(self) -> str:
         """The sum in words, in GiB per GPU."""
-        share = (self.gpu_memory_bytes / GIB - DRIVER_GIB) * fraction
         return (
-            f"per GPU {share:.2f} GiB ({fraction:g} of memory) - {self.weights_bytes_per_gpu / GIB:.2f} weights"
-            f" - {self.overhead_bytes_per_gpu / GIB:.2f} graphs and workspace = {self.kv_pool_bytes_per_gpu / GIB:.2f} for KV,"
-            f" which holds {self.largest_context_tokens} of {self.context_tokens} tokens"
+            f"per GPU {self.share_bytes / GIB:.2f} GiB for the engine - {self.weights_bytes_per_gpu / GIB:.2f} weights"
+            f" - {self.overhead_bytes_per_gpu / GIB:.2f} graphs and workspace = {self.kv_pool_bytes_per_gpu / GIB:.2f} for KV;"
+            f" largest context {self.largest_context_tokens:,} tokens, asked for {self.context_tokens:,}"
         )
 
 
@@ -95,6 +95,7 @@ def of(recipe: Recipe, role: Role, gpu_memory_gib: float) -> Fit | None:
         role=role.name,
         gpus=gpus,
         gpu_memory_bytes=int(gpu_memory_gib * GIB),
+        share_bytes=share_bytes,
         weights_bytes_per_gpu=weights_bytes,
         overhead_bytes_per_gpu=overhead_bytes,
         kv_pool_bytes_per_gpu=pool_bytes,

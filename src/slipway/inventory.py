@@ -2,37 +2,64 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from slipway.documents import Document
+from slipway.documents import Document, Matching
 from slipway.recipe import Fabric, Word
 
 Runtime = Literal["docker", "process"]
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?$", max_length=253)]
-SshTarget = Annotated[str, Field(pattern=r"^([A-Za-z_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$", max_length=300)]
+
+
+def _address(value: str) -> str:
+    """`value`, unless it has colons and is no IPv6 address."""
+    if ":" in value:
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            raise ValueError("must be a host name or an IP address, without a port") from None
+    return value
+
+
+HostName = Annotated[
+    str,
+    Matching(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", "a host name or an IP address"),
+    AfterValidator(_address),
+]
+SshTarget = Annotated[
+    str, Matching(r"([A-Za-z_][\w.-]*@)?[A-Za-z0-9][\w.:-]{0,253}", "a host as ssh takes it: [user@]host")
+]
+FolderPath = Annotated[
+    str,
+    Matching(
+        r"(?!.*\.\.)(/|\./|\.)[\w][\w ./-]*",
+        "a path that begins with / or with a dot (from the checkout), without ~ and colons",
+    ),
+]
+DeviceName = Annotated[str, Matching(r"[a-zA-Z0-9_-]{1,40}", "a device name as in /sys/class/infiniband")]
 
 
 class Gpu(Document):
     """One GPU; its index on the node is its place in the list."""
 
     model: Word
-    memory_gib: float = Field(gt=0)
+    memory_gib: float = Field(gt=0, le=1024)
 
 
 class RdmaDevice(Document):
     """One RDMA device as the node's kernel names it, resolved by preflight or written by hand."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]+$")
-    rate_gbps: int = Field(gt=0)
+    name: DeviceName
+    rate_gbps: int = Field(gt=0, le=10_000)
     gpu: int | None = Field(default=None, ge=0, description="the GPU on the same PCIe switch")
 
 
 class Paths(Document):
     """Folders on the node. A relative path is taken from the checkout, so that a plan is the same on every laptop."""
 
-    models: str = Field(default="/models", pattern=r"^[^:\x00]+$")
+    models: FolderPath = "/models"
 
 
 class Node(Document):
@@ -48,6 +75,16 @@ class Node(Document):
     )
     paths: Paths = Field(default_factory=Paths)
 
+    @model_validator(mode="after")
+    def _devices_make_sense(self) -> Node:
+        names = [device.name for device in self.rdma_devices]
+        if len(set(names)) != len(names):
+            raise ValueError("rdma_devices: a device stands twice; each data port once, in the order of the GPUs")
+        for device in self.rdma_devices:
+            if device.gpu is not None and device.gpu >= len(self.gpus):
+                raise ValueError(f"rdma_devices: {device.name} names GPU {device.gpu}, the node has {len(self.gpus)}")
+        return self
+
 
 class Inventory(Document):
     """The hosts of one stack."""
@@ -60,10 +97,14 @@ class Inventory(Document):
     @model_validator(mode="after")
     def _distinct(self) -> Inventory:
         for what in ("name", "address"):
-            values = [getattr(node, what) for node in self.nodes]
+            values = [getattr(node, what).lower() for node in self.nodes]
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 raise ValueError(f"nodes: two nodes have the {what} {', '.join(twice)}; give each its own")
+        if len(self.nodes) > 1:
+            for node in self.nodes:
+                if node.address.lower() == "localhost" or node.address.startswith("127.") or node.address == "::1":
+                    raise ValueError(f"nodes: {node.name} has a loopback address; the other nodes cannot reach it")
         return self
 
     def node(self, name: str) -> Node:

@@ -32,8 +32,11 @@ from slipway.hosts import Host, ProcessStatus
 from slipway.plan import Plan, Process
 from slipway.progress import Progress, silent
 
-Prove = Callable[[Plan], str]
-"""Sends one request through the front door and returns what came back, in words. Raises SlipwayError when it does not serve."""
+Prove = Callable[[Plan, float], str]
+"""Sends one request through the front door and says what came back within so many seconds. Raises SlipwayError otherwise."""
+
+PROOF_S = 120
+"""How long one proof may take where nothing else bounds it: a first generation may wait for a kernel to be compiled."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Deployment:
                 if status.plan.deployment_digest != plan.deployment_digest:
                     raise _another_plan(status.plan, plan)
                 if status.running:
-                    return Launched(plan.deployment_digest, (), 0.0, prove(plan))
+                    return Launched(plan.deployment_digest, (), 0.0, prove(plan, min(timeout_s, PROOF_S)))
                 progress.note("some processes of this plan are gone; starting it again")
             self._stop(plan if status.plan is None else status.plan, grace_s=10)
             return self._start(plan, prove, timeout_s, progress)
@@ -99,17 +102,20 @@ class Deployment:
         """
         with self._only_one():
             plan = self._recorded()
-            return self._stop(plan, grace_s) if plan else ()
+            if plan:
+                return self._stop(plan, grace_s)
+            # The plan's record is gone, but the processes may not be.
+            return tuple(name for name in self.host.recorded() if self.host.stop(name, grace_s))
 
     def logs(self, lines: int) -> dict[str, list[str]]:
-        """The last `lines` lines of each process of the launched plan.
+        """The last `lines` lines of each process, also of one that failed to start or was stopped.
 
-        Raises: MissingFile when nothing was launched.
+        Raises: MissingFile when nothing was ever launched.
         """
-        plan = self._recorded()
-        if plan is None:
+        names = self.host.logged()
+        if not names:
             raise MissingFile(self.folder, "nothing was launched here", "", "run `invoke launch` first")
-        return {process.name: self.host.log(process.name, lines) for process in plan.processes}
+        return {name: self.host.log(name, lines) for name in names}
 
     def _start(self, plan: Plan, prove: Prove, timeout_s: float, progress: Progress) -> Launched:
         begin = time.monotonic()
@@ -135,7 +141,7 @@ class Deployment:
                 if self.host.status(process.name).state != "running":
                     raise self._ended(process)
             try:
-                return prove(plan)
+                return prove(plan, max(min(deadline - time.monotonic(), PROOF_S), 0.1))
             except NetworkFailure as error:
                 # Not listening yet; any other error is an answer, and an answer that is wrong stays wrong.
                 if time.monotonic() > deadline:
@@ -220,6 +226,11 @@ def _refuse_foreign(plan: Plan) -> None:
         if process.runtime != "process":
             why = "launch starts plain processes on this machine; containers are started by the printed command"
             raise UsageError(process.name, "runs in Docker", why, "run what `invoke plan` prints on the node")
+        if process.ssh is not None:
+            why = "launch starts processes on this machine only, in this version"
+            raise UsageError(
+                process.name, f"runs on another host ({process.ssh})", why, "run what `invoke plan` prints there"
+            )
 
 
 def _refuse_taken_port(process: Process) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from slipway import book, fit, plan, recipe, rules
+from slipway.documents import Matching
 from slipway.errors import CheckFailed, from_os_error
 from slipway.inventory import Inventory
 from slipway.recipe import Recipe, RecipeFile
@@ -172,7 +173,8 @@ def _rows(model: type[BaseModel]) -> Iterator[str]:
             default = "**required**"
         else:
             default = f"`{json.dumps(_plain(field.get_default(call_default_factory=True, validated_data={})))}`"
-        meaning = (field.description or "").replace("|", "\\|")
+        words = next((extra.words for extra in field.metadata if isinstance(extra, Matching)), "")
+        meaning = (field.description or words).replace("|", "\\|")
         yield f"| `{field.alias or name}` | {_type(field.annotation)} | {default} | {meaning} |"
 
 

@@ -144,6 +144,11 @@ def hub_for(repos: Sequence[str], checkout: Checkout) -> Iterator[Hub]:
         yield hub
 
 
+def lock_of(checkout: Checkout, repo: str, revision: str | None) -> CheckpointLock | None:
+    """The lock of `repo` at `revision`, None where the checkout has none."""
+    return next((found for found in _locks(checkout) if (found.repo, found.revision) == (repo, revision)), None)
+
+
 def _locks(checkout: Checkout) -> list[CheckpointLock]:
     return [locks.read(path) for path in sorted(checkout.locks.glob("*.lock.json"))]
 

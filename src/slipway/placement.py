@@ -98,9 +98,9 @@ def _pinned(recipe: Recipe, role: Role, node: Node, where: str) -> tuple[str, ..
         raise PlanRefused(
             "rdma-devices-unpinned", where, problem, why, "write the data ports of `ls /sys/class/infiniband` there"
         )
-    if node.fabric == "efa" and any(name.startswith("mlx5") for name in names):
-        problem = f"node {node.name} has mlx5 devices on EFA (got {', '.join(names)})"
-        why = "AWS names its EFA devices rdmap…; an mlx5 name there is copied from another host"
+    if any((node.fabric == "efa") != name.startswith("rdmap") for name in names):
+        problem = f"node {node.name} has on {node.fabric} the devices {', '.join(names)}"
+        why = "AWS names its EFA devices rdmap…, and nobody else does; such names are copied from another host"
         raise PlanRefused(
             "efa-has-no-mlx5", where, problem, why, "write the names that `ls /sys/class/infiniband` shows"
         )
@@ -108,6 +108,10 @@ def _pinned(recipe: Recipe, role: Role, node: Node, where: str) -> tuple[str, ..
 
 
 def _refuse_unequal_devices(placed: list[Placed], where: str) -> None:
+    fabrics = {item.node.fabric for item in placed if item.rdma_devices}
+    if len(fabrics) > 1:
+        problem, why = f"the nodes have different fabrics ({', '.join(sorted(fabrics))})", "KV moves over one fabric"
+        raise PlanRefused("fabrics-differ", where, problem, why, "use nodes on the same fabric")
     counts = {item.role.name: len(item.rdma_devices) for item in placed if item.role.name in {"prefill", "decode"}}
     if len(set(counts.values())) > 1:
         problem = ", ".join(f"{role} pins {count}" for role, count in counts.items()) + " RDMA devices"
@@ -127,6 +131,11 @@ def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:
     if inventory.runtime == "docker" and recipe.cell.image is None:
         why = f"{recipe.id} has no container image"
         raise PlanRefused("placement-runtime", where, "asks for docker", why, "set runtime: process")
+    for node in inventory.nodes:
+        if inventory.runtime == "docker" and not node.paths.models.startswith("/"):
+            problem = f"node {node.name}: paths.models is not absolute (got {node.paths.models})"
+            why = "Docker takes a relative path for the name of a volume, which is empty"
+            raise PlanRefused("placement-paths", where, problem, why, "write the whole path")
     if needs.nodes > 1 and needs.fabric:
         for node in inventory.nodes:
             if node.fabric not in needs.fabric:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from slipway import documents
-from slipway.documents import Document
+from slipway.documents import Document, Matching
 from slipway.errors import DocumentError, Problem, UsageError
 
 Engine = Literal["sglang", "vllm", "reference"]
@@ -24,20 +24,33 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | list[Scalar] | dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
 """true is the bare flag, false its `--no-` twin, a list several values, a mapping one JSON argument."""
 
-Word = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=80)]
-RepoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
-Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="40 hex digits; a branch or tag moves")]
-ImageRef = Annotated[
+Word = Annotated[
+    str, Matching(r"[a-z0-9][a-z0-9.+-]{0,79}", "lower-case letters, digits, dots, plus and dashes, as rtx-3090")
+]
+RepoId = Annotated[str, Matching(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", "a repository, as poolside/Laguna-M.1")]
+Revision = Annotated[
     str,
-    Field(
-        pattern=r"^[\w./:@-]+$",
-        description="an image by digest, or build:ENGINE-VARIANT for one of images/ that `invoke build-image` makes",
+    Matching(
+        r"[0-9a-f]{40}", "a commit of 40 hex digits, since branches and tags move; `invoke lock-models` prints it"
     ),
 ]
+ImageRef = Annotated[
+    str,
+    Matching(
+        r"([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+        r"(@sha256:[0-9a-f]{64})?|build:[a-z0-9]+(-[a-z0-9]+)*",
+        "an image, as name:tag@sha256:…, or build:ENGINE-VARIANT for one that must be built",
+    ),
+]
+FlagName = Annotated[str, Matching(r"[a-z0-9][a-z0-9._-]*", "a flag as in --help, without the dashes in front")]
+EnvName = Annotated[str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
+AbsolutePath = Annotated[str, Matching(r"/[^:\x00]*", "an absolute path without colons")]
+DevicePath = Annotated[str, Matching(r"/dev/[A-Za-z0-9_/-]+", "a device below /dev")]
+Capability = Annotated[str, Matching(r"IPC_LOCK|SYS_NICE|SYS_PTRACE", "IPC_LOCK, SYS_NICE or SYS_PTRACE")]
+VersionText = Annotated[str, Matching(r"\d+\.\d+(\.\w+)*", 'a version in quotes, as "0.25.1"')]
+IpAddress = Annotated[str, Matching(r"[0-9a-fA-F.:]+", "an IP address to listen on, as 127.0.0.1")]
+Day = Annotated[str, Matching(r"\d{4}-\d{2}-\d{2}", 'a day in quotes, as "2026-07-22"')]
 Port = Annotated[int, Field(ge=1, le=65535)]
-FlagName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="as in --help, without dashes in front")]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\x00]*$")]
 
 
 class Architecture(Document):
@@ -160,9 +173,9 @@ class Container(Document):
 
     ipc: Literal["private", "host"] = "private"
     network: Literal["bridge", "host"] = "bridge"
-    devices: list[AbsolutePath] = Field(default_factory=list)
-    capabilities: list[str] = Field(default_factory=list)
-    ulimits: dict[str, int] = Field(default_factory=dict, description="-1: unlimited")
+    devices: list[DevicePath] = Field(default_factory=list)
+    capabilities: list[Capability] = Field(default_factory=list)
+    ulimits: dict[Literal["memlock", "stack", "nofile"], int] = Field(default_factory=dict, description="-1: unlimited")
     shm_size_gib: int | None = Field(default=None, gt=0)
     models_mount: AbsolutePath = "/models"
 
@@ -175,7 +188,7 @@ class Role(Document):
     pp: int = Field(default=1, gt=0)
     port: Port
     host_port: Port | None = None
-    bind: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    bind: IpAddress = "127.0.0.1"
     context_tokens: int | None = Field(default=None, gt=0)
     kv_dtype: str | None = None
     page_size_tokens: int | None = Field(default=None, gt=0)
@@ -188,7 +201,7 @@ class Verified(Document):
     """Where a cell was run by its source; never a promise of ours."""
 
     on: str
-    date: str | None = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="null: the source gives none")
+    date: Day | None = Field(description="null: the source gives none")
     evidence: str
 
 
@@ -228,6 +241,12 @@ class Cell(Document):
         return self
 
     @model_validator(mode="after")
+    def _ranks_need_gpus(self) -> Cell:
+        if self.requires.gpus_per_node == 0 and (self.image or any(role.tp * role.pp > 1 for role in self.roles)):
+            raise ValueError("requires.gpus_per_node: is 0, but the roles run on GPUs; say how many a node must have")
+        return self
+
+    @model_validator(mode="after")
     def _transfer_goes_with_prefill_and_decode(self) -> Cell:
         disaggregated = {"prefill", "decode"} & {role.name for role in self.roles}
         if bool(disaggregated) != (self.transfer is not None) or len(disaggregated) == 1:
@@ -249,7 +268,7 @@ class RecipeFile(Document):
     schema_: Literal["slipway/recipe/v1"] = Field(alias="schema")
     model: Word
     engine: Engine
-    engine_version: str = Field(pattern=r"^\d+\.\d+(\.\w+)*$")
+    engine_version: VersionText
     packages: dict[str, str] = Field(default_factory=dict, description="versions that the image pins beside the engine")
     architecture: Architecture
     defaults: dict[str, Any] = Field(default_factory=dict, description="keys of a cell that a cell may leave out")
@@ -347,7 +366,8 @@ def find(folder: Path, recipe_id: str) -> Recipe:
             if recipe.id == recipe_id:
                 return recipe
     known = [recipe.id for recipe in read_book(folder)]
-    near = difflib.get_close_matches(recipe_id, known, n=3, cutoff=0.4) or known
+    inside = [name for name in known if recipe_id and recipe_id in name]
+    near = inside or difflib.get_close_matches(recipe_id, known, n=3, cutoff=0.4) or known
     why = f"did you mean {' or '.join(near[:3])}?"
     raise UsageError("--recipe", f"no such recipe (got {recipe_id})", why, "`invoke recipes` lists all of them")
 

@@ -6,17 +6,15 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slipway import stacks
+from slipway import book, models, stacks
+from slipway.checkpoints.verify import verify
 from slipway.endpoint import Client, Endpoint
-from slipway.errors import CheckFailed, MissingFile, SlipwayError, UsageError
+from slipway.errors import CheckFailed, EngineFailed, IntegrityMismatch, MissingFile, SlipwayError, UsageError
 from slipway.hosts.local import LocalHost
-from slipway.launch import Deployment, Launched, Status
+from slipway.launch import PROOF_S, Deployment, Launched, Status
 from slipway.plan import Plan
 from slipway.progress import Progress
 from slipway.stacks import Checkout
-
-PROOF_TIMEOUT_S = 120
-"""One short generation; a first one may wait for a kernel to be compiled."""
 
 
 @dataclass(frozen=True)
@@ -87,28 +85,63 @@ def up(checkout: Checkout, plan: Plan, *, timeout_s: float, progress: Progress) 
     """
     if timeout_s <= 0:
         raise UsageError("--timeout-s", f"must be positive (got {timeout_s})", "", "give seconds")
+    _refuse_touched_weights(checkout, plan)
     launched = deployment(checkout, plan.inventory).up(plan, prove, timeout_s=timeout_s, progress=progress)
     return Up(plan, launched)
+
+
+def _refuse_touched_weights(checkout: Checkout, plan: Plan) -> None:
+    """A stat of every locked file before anything starts: weights that were touched since they were proved are not served."""
+    for checkpoint in plan.checkpoints:
+        lock = models.lock_of(checkout, checkpoint.repo, checkpoint.revision)
+        if lock is None:
+            continue  # said by the rule checkpoint-unlocked
+        folder = checkout.models / checkpoint.folder
+        try:
+            verify(lock, folder, level="stat")
+        except (MissingFile, IntegrityMismatch) as error:
+            why = "what is served must be what was locked"
+            remedy = f"run `invoke fetch-models --stack {plan.inventory}`; it fetches only what is bad"
+            raise EngineFailed(error.place, f"not started: {error.problem}", f"{error.why}; {why}", remedy) from error
 
 
 def status(checkout: Checkout, stack: str) -> Seen:
     """How the stack is, with a generation asked for just now; green processes prove nothing."""
     now = deployment(checkout, stack).status()
-    if now.plan is None:
+    plan = served_plan(checkout, stack)
+    if plan is None:
         return Seen(stack, now, None, None)
     try:
-        return Seen(stack, now, prove(now.plan), None)
+        _refuse_strangers(now)
+        return Seen(stack, Status(plan, now.processes), prove(plan), None)
     except SlipwayError as error:
-        return Seen(stack, now, None, error)
+        return Seen(stack, Status(plan, now.processes), None, error)
 
 
-def prove(plan: Plan) -> str:
-    """What came back through the front door, in words.
+def _refuse_strangers(now: Status) -> None:
+    """Where a process of the launched plan is gone, whoever answers on its port is somebody else."""
+    for process in now.processes:
+        if process.state != "running":
+            why = "what answers on its port now, if anything, is not this deployment"
+            raise EngineFailed(process.name, "is not running", why, "read `invoke logs`, then `invoke launch`")
+
+
+def served_plan(checkout: Checkout, stack: str) -> Plan | None:
+    """The plan that was launched here, or that of a stack whose containers were started by the printed command."""
+    now = deployment(checkout, stack).status()
+    if now.plan is not None:
+        return now.plan
+    plan = book.compiled(checkout, None, None, stack)
+    return plan if any(process.runtime == "docker" for process in plan.processes) else None
+
+
+def prove(plan: Plan, timeout_s: float = PROOF_S) -> str:
+    """What came back through the front door within `timeout_s`, in words.
 
     Raises: NetworkFailure, AuthFailure, CheckFailed, EngineFailed.
     """
     door = plan.front_door
-    with Client(Endpoint.from_environment(door.url, door.served_name, PROOF_TIMEOUT_S)) as client:
+    with Client(Endpoint.from_environment(door.url, door.served_name, timeout_s)) as client:
         generation = client.generate_once()
     usage = generation.usage
     tokens = usage.completion_tokens if usage else 0
@@ -121,14 +154,15 @@ def endpoint(checkout: Checkout, stack: str | None, url: str | None, model: str 
 
     Raises: UsageError, MissingFile when the stack was not launched.
     """
-    if url:
+    if url is not None:
         if stack:
             raise UsageError("--endpoint", "stands beside --stack", "each says what is asked", "give one of them")
         if not model:
             raise UsageError("--model", "is missing", "--endpoint needs the name that clients send", "give --model")
         return Endpoint.from_environment(url, model)
     name = stacks.choose(checkout, stack)
-    plan = deployment(checkout, name).status().plan
+    _refuse_strangers(deployment(checkout, name).status())
+    plan = served_plan(checkout, name)
     if plan is None:
         raise MissingFile(
             f"stack {name}", "nothing is launched", "", "run `invoke launch`, or give --endpoint and --model"

@@ -84,7 +84,13 @@ class Stack:
 
 
 def names(checkout: Checkout) -> tuple[str, ...]:
-    """The stacks of the checkout, sorted."""
+    """The stacks of the checkout, sorted.
+
+    Raises: UsageError when the folder is no checkout.
+    """
+    if not checkout.stacks.is_dir():
+        why = "recipes, stacks and locks are read from the checkout"
+        raise UsageError(checkout.root, "is no Slipway checkout", why, "change into the checkout, or call its ./invoke")
     prefix, suffix = "Pulumi.", ".yaml"
     files = checkout.stacks.glob(f"{prefix}*{suffix}")
     return tuple(sorted(path.name.removeprefix(prefix).removesuffix(suffix) for path in files))
@@ -116,15 +122,18 @@ def choose(checkout: Checkout, stack: str | None) -> str:
     raise UsageError("--stack", "no stack chosen", why, f"give --stack, set SLIPWAY_STACK, or choose one:\n{commands}")
 
 
-def select(checkout: Checkout, stack: str) -> str:
-    """The name of `stack`, which is the chosen one from now on.
+def select(checkout: Checkout, stack: str | None) -> str:
+    """The name of `stack`, which is the chosen one from now on; without one, the stack that commands mean now.
 
     Raises: UsageError, DiskFailure.
     """
     name = choose(checkout, stack)
+    if stack is None:
+        return name
     try:
         checkout.state.mkdir(exist_ok=True)
-        (checkout.state / "stack").write_text(f"{name}\n", encoding="utf-8")
+        (checkout.state / "stack.tmp").write_text(f"{name}\n", encoding="utf-8")
+        (checkout.state / "stack.tmp").replace(checkout.state / "stack")
     except OSError as error:
         raise from_os_error(error, checkout.state / "stack", "writing the choice") from error
     return name
@@ -153,10 +162,13 @@ def read(checkout: Checkout, name: str) -> Stack:
 
 
 def save_inventory(checkout: Checkout, stack: Stack) -> Path:
-    """The file that the stack's inventory was saved to.
+    """The file that holds the stack's inventory: a hand-kept one as it is, else the one saved now.
 
     Raises: DiskFailure.
     """
+    by_hand = checkout.stacks / "inventory" / f"{stack.name}.yaml"
+    if by_hand.is_file():
+        return by_hand  # a copy would be used silently when the file is renamed later
     path = checkout.state / "inventory" / f"{stack.name}.yaml"
     text = yaml.safe_dump(stack.inventory.as_json(), sort_keys=False)
     try:

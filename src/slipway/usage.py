@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
@@ -18,33 +20,39 @@ from slipway.errors import UsageError
 
 
 def mend_usage_errors() -> None:
-    """Make every command line that Invoke cannot parse end with exit code 2 and a sentence that says what was meant."""
-    parse = Program.parse_tasks
-    clean = Program.parse_cleanup
+    """Make every command line that Invoke cannot parse end with exit code 2 and a sentence, and every Ctrl-C with 130."""
+    for name in ("parse_tasks", "parse_cleanup", "execute"):
+        # Invoke reads these from the class; there is no hook for parse errors that plain `invoke` would also use.
+        setattr(Program, name, _mended(getattr(Program, name)))
 
-    def parse_tasks(program: Program) -> None:
+
+def _mended(original: Callable[[Program], None]) -> Callable[[Program], None]:
+    def method(program: Program) -> None:
         with _usage(program):
-            parse(program)
+            original(program)
 
-    def parse_cleanup(program: Program) -> None:
-        with _usage(program):
-            clean(program)
-
-    # Invoke reads these two from the class; there is no hook for parse errors that plain `invoke` would also use.
-    setattr(Program, "parse_tasks", parse_tasks)  # noqa: B010
-    setattr(Program, "parse_cleanup", parse_cleanup)  # noqa: B010
+    return method
 
 
 @contextlib.contextmanager
 def _usage(program: Program) -> Iterator[None]:
     try:
         yield
+    except KeyboardInterrupt:
+        raise Exit("interrupted", code=130) from None
     except ParseError as error:
-        raise Exit(str(_explain(error, program)), code=2) from None
+        raise _ended(_explain(error, program)) from None
     except ValueError as error:
-        raise Exit(
-            f"command line: {error}; numbers are written in digits; `invoke --help TASK` lists the flags", code=2
-        ) from None
+        why = "numbers are written in digits"
+        remedy = "`invoke --help TASK` lists the flags"
+        raise _ended(UsageError("command line", str(error), why, remedy)) from None
+
+
+def _ended(error: UsageError) -> Exit:
+    """Invoke's own way to end, after the document that a script waits for."""
+    if "--json" in sys.argv:
+        sys.stdout.write(json.dumps(error.as_json(), indent=2) + "\n")
+    return Exit(str(error), code=error.exit_code)
 
 
 def _explain(error: ParseError, program: Program) -> UsageError:

@@ -32,7 +32,7 @@ class Hub:
         if not usable or parts.username or parts.query or parts.fragment or not self.endpoint.isprintable():
             raise UsageError(
                 "HF_ENDPOINT",
-                f"is not the address of a hub (got {self.endpoint!r})",
+                f"is not the address of a hub (got {_without_userinfo(self.endpoint)!a})",
                 "http:// or https://, a host, perhaps a port and a path",
                 "correct it or unset it",
             )
@@ -51,6 +51,12 @@ class Hub:
         """
         if self.offline:
             raise offline(self.endpoint)
+
+
+def _without_userinfo(address: str) -> str:
+    """`address` as it may be printed: a name and password in it are not."""
+    scheme, slashes, rest = address.partition("://")
+    return f"{scheme}{slashes}***@{rest.rpartition('@')[2]}" if "@" in rest else address
 
 
 def offline(endpoint: str) -> NetworkFailure:

@@ -54,6 +54,8 @@ def spell(flag: str, value: FlagValue) -> Iterator[str]:
         yield f"--no-{flag}"
     elif isinstance(value, dict):
         yield from (f"--{flag}", compact_json(value))
+    elif isinstance(value, str) and value.startswith("-"):
+        yield f"--{flag}={value}"  # argparse would take the value for a flag
     elif isinstance(value, list):
         yield from (f"--{flag}", *(str(item) for item in value))
     else:

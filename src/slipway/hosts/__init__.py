@@ -34,3 +34,9 @@ class Host(Protocol):
 
     def log(self, name: str, lines: int) -> list[str]:
         """The last `lines` lines it wrote; empty when it wrote none."""
+
+    def recorded(self) -> tuple[str, ...]:
+        """The processes that were started and not stopped since."""
+
+    def logged(self) -> tuple[str, ...]:
+        """The processes whose output is kept, running or not."""

@@ -128,6 +128,14 @@ class LocalHost:
         except OSError as error:
             raise from_os_error(error, path, "reading the log") from error
 
+    def recorded(self) -> tuple[str, ...]:
+        """The processes that were started and not stopped since."""
+        return tuple(sorted(path.stem for path in (self._folder / "processes").glob("*.json")))
+
+    def logged(self) -> tuple[str, ...]:
+        """The processes whose output is kept, running or not."""
+        return tuple(sorted(path.stem for path in (self._folder / "logs").glob("*.log")))
+
     def log_path(self, name: str) -> Path:
         """Where the process writes its output."""
         return self._folder / "logs" / f"{name}.log"

@@ -15,6 +15,7 @@ from slipway.inventory import Inventory
 from slipway.placement import Placed
 from slipway.plan.model import FrontDoor, LockedCheckpoint, Mount, Plan, PlanWarning, Process, PublishedPort
 from slipway.recipe import Checkpoint, Recipe
+from slipway.rules.rule import BLACKWELL
 
 ENGINE_COMMANDS = {"vllm": vllm.command, "sglang": sglang.command, "reference": reference.command}
 
@@ -66,6 +67,7 @@ def compile_plan(
             *(PlanWarning(rule=f.rule.id, message=f.text, source=f.rule.source) for f in findings),
             *(notice for _, notices in checked for notice in notices),
             *_near_the_limit(recipe, figures),
+            *_about_the_hosts(recipe, placed, processes),
         ),
         processes=processes,
     )
@@ -124,23 +126,48 @@ def _gpu_gib(item: Placed) -> float:
 
 def _refuse_what_cannot_fit(recipe: Recipe, figures: tuple[Fit, ...]) -> None:
     for figure in figures:
-        role = next(role for role in recipe.cell.roles if role.name == figure.role)
         if figure.hopeless:
             place = f"{recipe.id}: roles.{figure.role}.context_tokens"
             problem = f"{figure.context_tokens} tokens do not fit"
-            why = figure.arithmetic(fit.fraction(recipe, role))
-            raise PlanRefused("does-not-fit", place, problem, why, "lower context_tokens, or use more or larger GPUs")
+            why = figure.arithmetic()
+            raise PlanRefused(
+                "does-not-fit",
+                place,
+                problem,
+                why,
+                "lower context_tokens, max-num-seqs or max-num-batched-tokens, or use more or larger GPUs",
+            )
 
 
 def _near_the_limit(recipe: Recipe, figures: tuple[Fit, ...]) -> Iterator[PlanWarning]:
     for figure in figures:
         if not figure.fits:
-            role = next(role for role in recipe.cell.roles if role.name == figure.role)
-            sums = figure.arithmetic(fit.fraction(recipe, role))
+            sums = figure.arithmetic()
             message = (
                 f"{recipe.id}: roles.{figure.role}: the context may not fit; {sums}; the engine's own start-up decides"
             )
             yield PlanWarning(rule="near-the-memory-limit", message=message, source="docs/benchmarks.md, memory")
+
+
+def _about_the_hosts(
+    recipe: Recipe, placed: tuple[Placed, ...], processes: tuple[Process, ...]
+) -> Iterator[PlanWarning]:
+    """What the chosen hosts bring along. Raises: PlanRefused where their GPUs cannot run the checkpoint at all."""
+    wanted = recipe.cell.hardware
+    found = sorted({item.node.gpus[index].model for item in placed for index in item.gpu_indices} - {wanted})
+    if found and recipe.cell.quantization == "nvfp4" and not BLACKWELL.issuperset(found):
+        why, remedy = "FP4 tensor cores came with Blackwell", "choose the FP8 or BF16 recipe"
+        raise PlanRefused("nvfp4-needs-blackwell", recipe.id, f"NVFP4 on {', '.join(found)}", why, remedy)
+    if found:
+        message = f"{recipe.id}: was written for {wanted}, the inventory has {', '.join(found)}; flags and memory may not suit"
+        yield PlanWarning(
+            rule="hardware-differs", message=message, source="the recipe's hardware and the inventory's GPU models"
+        )
+    for image in sorted(
+        {process.image for process in processes if process.image and process.image.startswith("build:")}
+    ):
+        message = f"{recipe.id}: {image} must be built first: no published image has what this fabric or cell needs"
+        yield PlanWarning(rule="image-not-built", message=message, source="images/, not in this version")
 
 
 def _transfer_time(recipe: Recipe, placed: tuple[Placed, ...]) -> TransferTime | None:
@@ -176,6 +203,7 @@ def _process(recipe: Recipe, item: Placed, hosts: Inventory, placed: tuple[Place
         name=f"{hosts.name}-{role.name}",
         role=role.name,
         node=item.node.name,
+        ssh=item.node.ssh,
         runtime=hosts.runtime,
         image=_image(recipe, item) if in_docker else None,
         argv=command.argv,
@@ -186,7 +214,7 @@ def _process(recipe: Recipe, item: Placed, hosts: Inventory, placed: tuple[Place
         network=container.network if in_docker else "host",
         capabilities=tuple(container.capabilities) if in_docker and item.rdma_devices else (),
         ports=(PublishedPort(host=item.host_port if in_docker and not on_host else role.port, container=role.port),),
-        ulimits=dict(container.ulimits) if in_docker else {},
+        ulimits={str(name): limit for name, limit in container.ulimits.items()} if in_docker else {},
         ipc=container.ipc if in_docker else "private",
         shm_size_bytes=container.shm_size_gib * fit.GIB if in_docker and container.shm_size_gib else None,
         after=tuple(f"{hosts.name}-{other.role.name}" for other in _workers(item, placed)),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipway.documents import Document
+from slipway.documents import Document, Matching
 from slipway.fit import Fit, TransferTime
 from slipway.inventory import Runtime
 from slipway.recipe import Engine
+
+ProcessName = Annotated[
+    str, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}", "a name of letters, digits, dots and dashes")
+]
 
 
 class LockedCheckpoint(Document):
@@ -39,9 +43,10 @@ class PublishedPort(Document):
 class Process(Document):
     """One process or container. `argv` is the engine's command after the image's entrypoint."""
 
-    name: str
+    name: ProcessName
     role: str
     node: str
+    ssh: str | None = Field(description="how the node is reached; null: this machine")
     runtime: Runtime
     image: str | None
     argv: tuple[str, ...]

@@ -48,10 +48,22 @@ def shell_text(plan: Plan) -> str:
     for checkpoint in plan.checkpoints:
         pinned = checkpoint.lock_digest or "NOT LOCKED"
         lines.append(f"# checkpoint {checkpoint.repo}@{checkpoint.revision or 'NOT PINNED'} lock {pinned}")
+    lines += [f"# memory of {figures.role}: {figures.arithmetic()}" for figures in plan.fit]
+    if plan.transfer:
+        moved = plan.transfer
+        lines.append(
+            f"# KV of a {moved.prompt_tokens:,}-token prompt: {moved.payload_bytes / 1e9:.1f} GB, "
+            f"{moved.seconds:g} s from prefill to decode at {moved.bytes_s / 1e9:.3g} GB/s"
+        )
     for process in plan.processes:
         lines += ["", f"# {process.role} on node {process.node}", " \\\n  ".join(_groups(process))]
     lines += ["", f"# ready when {plan.front_door.url} generates as {plan.front_door.served_name}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(line if not line.startswith("# ") else _one_line(line) for line in lines) + "\n"
+
+
+def _one_line(comment: str) -> str:
+    """A comment that stays one: whatever a value contains, nothing after it is read as a command."""
+    return "".join(character if character.isprintable() else "?" for character in comment)
 
 
 def changes(old: Plan, new: Plan) -> tuple[str, ...]:
@@ -85,6 +97,8 @@ def _groups(process: Process) -> Iterator[str]:
 
 
 def _changes(path: str, old: object, new: object, skip: set[str]) -> Iterator[str]:
+    if path.endswith(".argv") and isinstance(old, list) and isinstance(new, list):
+        old, new = _by_flag(old), _by_flag(new)
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
             if key not in skip:
@@ -94,3 +108,20 @@ def _changes(path: str, old: object, new: object, skip: set[str]) -> Iterator[st
             yield from _changes(f"{path}[{index}]", before, after, skip)
     elif old != new:
         yield f"{path}: {engines.compact_json(old)} -> {engines.compact_json(new)}"
+
+
+def _by_flag(argv: list[str]) -> dict[str, object]:
+    """The words of a command by the flag they belong to, so that a difference is named by its flag."""
+    found: dict[str, object] = {}
+    flag = "command"
+    for word in argv:
+        if word.startswith("--"):
+            flag = word
+            found[flag] = []
+        else:
+            values = found.setdefault(flag, [])
+            assert isinstance(values, list)
+            values.append(word)
+    return {
+        name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in found.items()
+    }

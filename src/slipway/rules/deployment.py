@@ -50,6 +50,18 @@ def _drifting_image(case: Case) -> bool:
     return any(image and "@sha256:" not in image and not image.startswith("build:") for image in images)
 
 
+def _is_count(name: str) -> bool:
+    return name.startswith("max-num-") or name in {"max-running-requests", "max-total-tokens", "max-prefill-tokens"}
+
+
+def _indivisible(case: Case) -> bool:
+    shape, tp = case.recipe.architecture, case.role.tp
+    if case.role.name == "router":
+        return False
+    parts = (shape.heads_full, shape.heads_windowed, shape.experts * shape.expert_ffn)
+    return any(part % tp for part in parts) or (shape.kv_heads % tp != 0 and tp % shape.kv_heads != 0)
+
+
 def _small_shm(case: Case) -> bool:
     container = case.recipe.cell.container
     shares = case.recipe.cell.image is not None and case.recipe.cell.gpus(case.role) > 1
@@ -65,6 +77,35 @@ RULES: tuple[Rule, ...] = (
         "the engine would take whichever comes last, and the checks look at the typed field",
         "set the typed field and remove the flag",
         "docs/recipe-reference.md",
+    ),
+    Rule(
+        "tp-does-not-divide",
+        "refuse",
+        _indivisible,
+        "the heads or experts do not divide by tp",
+        "every rank takes an equal part of them; KV heads may be fewer than ranks only when they divide the ranks",
+        "set tp to 1, 2, 4 or 8",
+        "vLLM 0.25.1 and sglang 0.5.18, model loading",
+    ),
+    Rule(
+        "context-beyond-model",
+        "refuse",
+        lambda case: (case.role.context_tokens or 0) > case.recipe.architecture.max_context_tokens,
+        "context_tokens is more than the model has positions for",
+        "positions beyond were never trained; engines refuse, or answer nonsense when forced",
+        "lower context_tokens to the architecture's max_context_tokens",
+        "the checkpoint's max_position_embeddings",
+    ),
+    Rule(
+        "count-not-positive",
+        "refuse",
+        lambda case: any(
+            _is_count(name) and isinstance(value, int) and value < 1 for name, value in case.role.flags.items()
+        ),
+        "a count in flags is zero or negative",
+        "the engine's parser takes any integer and fails later, or not at all",
+        "write a positive number",
+        "vLLM 0.25.1 and sglang 0.5.18, argument parsers",
     ),
     Rule(
         "image-tag-drifts",
@@ -121,19 +162,9 @@ RULES: tuple[Rule, ...] = (
         "warn",
         lambda case: not case.locked,
         "no lock file names the sha256 of every file of this checkpoint",
-        "shards of the right size were served corrupt, and downloads are not checked by content",
+        "shards of the right size were served corrupt, and `hf download` does not compare content",
         "run `invoke lock-models` for it before launching",
         "https://github.com/huggingface/huggingface_hub/issues/3643",
-        once=True,
-    ),
-    Rule(
-        "image-not-built",
-        "warn",
-        lambda case: (case.recipe.cell.image or "").startswith("build:"),
-        "the image must be built first",
-        "no published image has what this cell needs",
-        "run `invoke build-image` for it",
-        "images/",
         once=True,
     ),
     Rule(
@@ -174,5 +205,6 @@ RULES: tuple[Rule, ...] = (
         "whoever reaches the port can use the GPUs",
         "keep it behind a firewall, a private network or an authenticating proxy",
         "https://docs.vllm.ai/en/latest/usage/security.html",
+        once=True,
     ),
 )

@@ -1,6 +1,7 @@
 # laguna-m.1.sglang/b200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:90a6f6bf3e94f9cecb3d0eece34ddc33d5d0f6ea588d68262bed000d96e8f777
+# deployment sha256:2710f89db91f7b0fb765c28218de1d954d99acb093c209150e4b9c83497e3c1a
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 156.25 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-m.1.sglang/b300-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:32c7849580e05ed02deec8c9af7e048b294edd85d9f1a1f7014076d896f150ae
+# deployment sha256:2f5706dee95ffc31f8aa426f89ffcdee35911774a1699e73ec2280f99da5a03c
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 16.70 weights - 0.00 graphs and workspace = 218.75 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

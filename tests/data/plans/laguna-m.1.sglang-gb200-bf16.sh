@@ -1,6 +1,7 @@
 # laguna-m.1.sglang/gb200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:f501bd52be2ef143213617f99f31f28e1204a5801572cc8291fb5b596ca06f30
+# deployment sha256:6a7f1b9f3981305420e113691c6aeceab0da3853cdcd030ba3e9ef78f808f6e4
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 161.53 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

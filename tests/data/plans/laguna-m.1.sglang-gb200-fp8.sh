@@ -1,6 +1,7 @@
 # laguna-m.1.sglang/gb200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:481b2a8ca967150fcc6d41319faf3eaef72d999aef6ae86954ba91b821bce647
+# deployment sha256:aacf8f8d70b9b6ad0ea0bb4ab51def6f0d2162f882c8aa3d00ad096560968695
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 161.53 GiB for the engine - 53.01 weights - 0.00 graphs and workspace = 108.52 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-m.1.sglang/gb300-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:c324c5f2700de81576a77544a0ca1680bb9a8ab0f148fc91d812c6067678cf5e
+# deployment sha256:27287102f9917887aebf15065d85d1e66f66e7d5361493ea7bed9c65d57af820
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 33.14 weights - 0.00 graphs and workspace = 202.31 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,9 @@
 # laguna-m.1.sglang/h200-bf16-pd-mooncake-1nic on inventory synthetic (synthetic)
-# deployment sha256:c432767f25dd312ff6510755c527ac0b5f6fbd370d195d103ad3f3bf68c4f1bc
+# deployment sha256:0784bdee2b17d28bb0c5dec907e4ae292b445f5697786ec46702760a0ed82728
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+# memory of prefill: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# KV of a 262,144-token prompt: 75.2 GB, 1.67 s from prefill to decode at 45 GB/s
 
 # prefill on node node-1
 docker run \

@@ -1,6 +1,9 @@
 # laguna-m.1.sglang/h200-bf16-pd-tcp on inventory synthetic (synthetic)
-# deployment sha256:5fb720e2c79e4e00c6136bf21ff6ff2c1593660a73dfef2859e8ae1dd7f8124d
+# deployment sha256:682dbe9bc06092b4570cd2d88035164a7c9f0667b0cf526e7a5850eb6d21c907
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+# memory of prefill: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# KV of a 262,144-token prompt: 75.2 GB, 221.064 s from prefill to decode at 0.34 GB/s
 
 # prefill on node node-1
 docker run \

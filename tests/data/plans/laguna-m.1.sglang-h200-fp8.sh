@@ -1,6 +1,7 @@
 # laguna-m.1.sglang/h200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:5f72f08e596f6779b4b3536ee95bc6101d74ea140ffc6abaca1dd8ddf9331f4a
+# deployment sha256:18e941f2c8af920673b9c198afb811a78d8ff20efffc5dfb811d06167390be45
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 122.81 GiB for the engine - 26.64 weights - 0.00 graphs and workspace = 96.18 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-m.1.vllm/2xb200-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:eb60e453db1d2d978dc846a89926aea247345142baea876ef687d834397f0698
+# deployment sha256:1a7baed51629bb1b8d7ebd408b05971877c4bc8101267a9afe6e81aafcb5e3b3
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 163.36 GiB for the engine - 66.02 weights - 3.61 graphs and workspace = 93.73 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-m.1.vllm/4xh200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:62ae49c208dd10bc6abe0f1ba797e3b30345b650fc443f20b6546944e2652b98
+# deployment sha256:7f66c4922b62a66b62c8d9d3318e6d3d1c7c146b150c70244e5f77784ea54484
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 53.01 weights - 3.61 graphs and workspace = 71.78 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-m.1.vllm/8xh200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:1d597479667759e2d90cb9d141dd8e2f02d3c45e6ac2d6967e734712054137a7
+# deployment sha256:92e0cb24f97f3fc43e18312342518403cc0fc807674e5520d56993eba97c320c
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 52.82 weights - 3.61 graphs and workspace = 71.97 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

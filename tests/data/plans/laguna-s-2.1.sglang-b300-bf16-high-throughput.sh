@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/b300-bf16-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:3645922b72f04feeeb4820a731531e3fb3b345d97e157e48d73305654a8ebc2f
+# deployment sha256:5a5d46cb578937c3ebccd89ab6b95d302ef3a941d35e9d3d76e0f94b1c7de205
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 27.50 weights - 0.00 graphs and workspace = 207.95 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/b300-bf16-low-latency on inventory synthetic (synthetic)
-# deployment sha256:adcea0c0e34a5bc59c472841f79b67b35158ce8c72799c3179e92c5f44015f1f
+# deployment sha256:54df49e35b6db70e21ee23a0b638b2f45aed84b9fdf6f3f6f780f1f8090445f0
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 27.85 weights - 0.00 graphs and workspace = 159.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

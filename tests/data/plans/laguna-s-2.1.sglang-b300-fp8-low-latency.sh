@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/b300-fp8-low-latency on inventory synthetic (synthetic)
-# deployment sha256:ede456a4099212d6dc8815721f55987b252dc914ce8fa64809a755b7fc897757
+# deployment sha256:edbcf6506812cdd2e17209ec2366c0d57e22dba703e1f1664d08f6b4c123ba19
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 14.24 weights - 0.00 graphs and workspace = 173.05 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

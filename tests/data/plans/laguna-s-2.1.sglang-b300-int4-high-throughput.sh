@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/b300-int4-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:157ea0a03c25488171fe1873c5adc3aa6c04233c9df498b748d064ffccb5ce6c
+# deployment sha256:9b45b52bd05138535d77e935a1b87ea728814bca3332da1464b36f485d2a9cf0
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 8.50 weights - 0.00 graphs and workspace = 226.95 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

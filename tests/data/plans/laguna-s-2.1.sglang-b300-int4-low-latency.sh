@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/b300-int4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:cc24732942755ea22b8c17a66c6d9430d7786efbdb18534713abbd1136381f59
+# deployment sha256:553295b2ae4a2b3002bafb4d807d5a6ed203db3e2b0ed6e234c2b1bdd6f70501
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 178.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/b300-nvfp4-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:45652822afd4fdec0599dfd9c994058c78336e9480ea0fa11b914eb06b169f7a
+# deployment sha256:babb2e87afb182e8a538cdc1311d69ec3506e5b3200a258a60fb0812a885d418
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 8.50 weights - 0.00 graphs and workspace = 226.95 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/b300-nvfp4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:b53bfcdf063ef06bf0b4ae45382a63d188cee07f5062ee2db63714f098a81535
+# deployment sha256:456e617e9771f162568e227be95849912a67eff3b4e3e92b7a1a10208db62643
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-NVFP4@723794750422b3efbf3a7b3af76dffb4ba035943 lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 178.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

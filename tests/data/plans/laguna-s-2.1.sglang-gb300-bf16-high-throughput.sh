@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/gb300-bf16-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:16dac12dd734755d6f171964b66ec643c470955a181f9dd7c243ae7f7c60715b
+# deployment sha256:5e9dfea54fe81113276b45a434c96653c37872d6655c94844b3f4996cf8bbe6c
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 54.86 weights - 0.00 graphs and workspace = 180.59 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

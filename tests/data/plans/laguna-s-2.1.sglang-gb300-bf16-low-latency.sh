@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/gb300-bf16-low-latency on inventory synthetic (synthetic)
-# deployment sha256:dad12be8b53d51a84d09b86361cd11e8b2b6434dc47c96b63a56cb27d23f223e
+# deployment sha256:8a6905eb1e7c03fa8e79db8aa482c4a10c10f38dfd8650047fa006a5c5a29c46
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 55.46 weights - 0.00 graphs and workspace = 131.83 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/gb300-fp8-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:c5882cccc5f04dae4ae064e97dac5cfc6ebc897f4ca1bf08c0592d8c8ee7fea4
+# deployment sha256:17270fee6a4e37e14ba06ca56f5ed24f4b686dfe48bf219d6e0fdd9605ff0889
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 27.64 weights - 0.00 graphs and workspace = 207.81 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/gb300-fp8-low-latency on inventory synthetic (synthetic)
-# deployment sha256:ac9df120ea14102f44bce7e571ab8dae3a93aaab29d9359142a5d859f8c1741e
+# deployment sha256:10e23d417727f45f0232a8a82222efe3a68f632da6d4a4594abd511d812ef520
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 28.24 weights - 0.00 graphs and workspace = 159.05 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/gb300-int4-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:746c3fe90056a9c06eab8f1f1f70eaa3c0b23fe14632df32779c14edc4bb0822
+# deployment sha256:e6a3b081f47c9cdad713e786d670bd8c416eea6f58553b44f905cf1f38152fcd
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 16.86 weights - 0.00 graphs and workspace = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

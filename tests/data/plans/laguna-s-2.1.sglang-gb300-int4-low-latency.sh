@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/gb300-int4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:226a7931fc8990b65d31f86cc101271ca0ea2172c633aad751d5fa5c2808742b
+# deployment sha256:cd105138c7ea7b34305125a21125cb07dbc94d6c84a2c6aeb80dfb1eec160c09
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 17.46 weights - 0.00 graphs and workspace = 169.83 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/gb300-nvfp4-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:80aa3deb4597751d0a30bdd305c7f951ba3ad2ecdefb66897eb97d7bc2f70c45
+# deployment sha256:d97b9de4175cd2540a8e171780e920a6845624cf05af75b2ce7ce651b6ecfb3f
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
+# memory of server: per GPU 235.45 GiB for the engine - 16.86 weights - 0.00 graphs and workspace = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/gb300-nvfp4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:ce9b174cb5c174591cbd84e9f0152455d154c92f8fa63146ca06d4a8e15744b3
+# deployment sha256:c08ff24b87b7be3b75e8193cda644added67f3895b96b493445cc20b47c6684c
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-NVFP4@723794750422b3efbf3a7b3af76dffb4ba035943 lock NOT LOCKED
+# memory of server: per GPU 187.29 GiB for the engine - 17.46 weights - 0.00 graphs and workspace = 169.83 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

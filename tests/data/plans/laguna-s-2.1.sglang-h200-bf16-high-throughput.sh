@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/h200-bf16-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:e3782a414211596d386f34858317a0b34c8d869821ff19b682b4fc56fb23e264
+# deployment sha256:9ade48c2fbb854f6025ded6c7d16b41f5024769e26079b8d059fa147bf1233c2
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 111.65 GiB for the engine - 27.50 weights - 0.00 graphs and workspace = 84.15 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

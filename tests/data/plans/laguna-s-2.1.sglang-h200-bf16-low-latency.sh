@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/h200-bf16-low-latency on inventory synthetic (synthetic)
-# deployment sha256:2354a3777b64e1909f660c905b1a87e503a0322677b4ac95a6f09a16e66ecf52
+# deployment sha256:8997d1d27ba785dc734c1ae52c2b59383d31fec63c2bd41cdf141788f8b62baa
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 97.69 GiB for the engine - 27.85 weights - 0.00 graphs and workspace = 69.84 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.sglang/h200-fp8-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:35a4f0f13a9a4a8fb25bfa256daa7f86932ac3a2cd475f5cb5a5befcaa8f3842
+# deployment sha256:74a2b11e1f806a8cfffb0db40e64c2ea603c62684ad898d4928e28274a39afaa
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 122.81 GiB for the engine - 13.89 weights - 0.00 graphs and workspace = 108.92 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

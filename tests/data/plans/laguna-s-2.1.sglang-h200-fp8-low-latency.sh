@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/h200-fp8-low-latency on inventory synthetic (synthetic)
-# deployment sha256:b0c2df7ae78e15d823af709b51bf8be81066d4ffd1819e18b0dbaa17be19f7a7
+# deployment sha256:2a1773b63483c06818b4817429a9dedcca7263713b2736e967c46f12f7b63691
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 97.69 GiB for the engine - 14.24 weights - 0.00 graphs and workspace = 83.45 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.sglang/h200-int4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:432f0b8ec369e05b49bb0151b8648497524c40af03a67772725c3d99f14dc08d
+# deployment sha256:4a507aa285ecb9e8f2eec1c1a41c6f86a0f15e1541cb8ab2a5cfd9891b6f1efa
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
+# memory of server: per GPU 97.69 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 88.84 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.vllm/1xb200-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:f79f53f33f46f81639fcea98090516c94a4267d108d7a259b02555e700c07b71
+# deployment sha256:51e22312b022bdecd6d4dba2e56ff860c7f7caa2f183d1c41b01035654b624ad
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
+# memory of server: per GPU 163.36 GiB for the engine - 67.03 weights - 3.61 graphs and workspace = 92.72 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,6 +1,7 @@
 # laguna-s-2.1.vllm/1xh200-int4 on inventory synthetic (synthetic)
-# deployment sha256:23c422699a05877e134c379f24d54f25ee99dedddabfa15552d9692c887cf4a6
+# deployment sha256:759e9131e86ed86c7c4e23e4174a1c471d7dd1b0f42e2a1e230f90baff4e8592
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 67.03 weights - 3.61 graphs and workspace = 57.76 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

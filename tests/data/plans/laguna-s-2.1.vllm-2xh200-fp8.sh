@@ -1,6 +1,7 @@
 # laguna-s-2.1.vllm/2xh200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:79c01efdf93a961d5968925f5d35bdb1fb95f6a169456e5005b1a8fefe4a7459
+# deployment sha256:513dc81d23d63f76560b4fbee643ea085540581df458d90b2816261538a94f77
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 55.15 weights - 3.61 graphs and workspace = 69.64 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.vllm/4x3090-int4-champion on inventory example-4x3090
-# deployment sha256:54534fc14c9c5c70a6599211729c1fac9bf82465c2e2a042b265272253ccb149
+# deployment sha256:2da1805d6ffa6a5d6827ef02dda02094c52f3a8c7660789b23906acb3d97d553
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
+# memory of server: per GPU 20.50 GiB for the engine - 17.46 weights - 1.16 graphs and workspace = 1.88 for KV; largest context 213,814 tokens, asked for 204,800
 
 # server on node workstation
 docker run \

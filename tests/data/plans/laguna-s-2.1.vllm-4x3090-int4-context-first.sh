@@ -1,6 +1,7 @@
 # laguna-s-2.1.vllm/4x3090-int4-context-first on inventory synthetic (synthetic)
-# deployment sha256:8f69095dbba0fff15442dbd68cc1cbc0089814f2bdc3a30fe744c50ea9a5863e
+# deployment sha256:9ef0af717846093046658bf15c7d6f55b9b0f7fc42464ba4170e5a39925712bc
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
+# memory of server: per GPU 21.68 GiB for the engine - 16.86 weights - 1.83 graphs and workspace = 2.98 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,8 @@
 # laguna-s-2.1.vllm/4x3090-int4-prior-128k on inventory synthetic (synthetic)
-# deployment sha256:a74e9dc032ae87dd4fe58802b361b2243895206337acd0b17817e609651a91cd
+# deployment sha256:5566e75ab6a33c06616c42b903184565a909e0dc2adc947f0ea9ec2bcbfadb3b
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
+# memory of server: per GPU 20.73 GiB for the engine - 17.46 weights - 1.83 graphs and workspace = 1.44 for KV; largest context 162,970 tokens, asked for 131,072
 
 # server on node node-1
 docker run \

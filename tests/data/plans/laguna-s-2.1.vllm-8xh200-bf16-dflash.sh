@@ -1,7 +1,8 @@
 # laguna-s-2.1.vllm/8xh200-bf16-dflash on inventory synthetic (synthetic)
-# deployment sha256:d0156714602c7d48149281962e62e3e46b3e8f1fcbe4a313ffda77b490331997
+# deployment sha256:7e2e35815688b17bf59b8cf7aa4007ae6a6cba7e5c21607e8d7883e0f48cd847
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 27.85 weights - 3.61 graphs and workspace = 96.94 for KV; largest context 262,144 tokens, asked for 16,384
 
 # server on node node-1
 docker run \

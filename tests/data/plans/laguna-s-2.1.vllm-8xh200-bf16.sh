@@ -1,6 +1,7 @@
 # laguna-s-2.1.vllm/8xh200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:d21dd0778e8c6769fdd4e718d7689fae73aaf17cf8d0d889acd1ec0ee8b42775
+# deployment sha256:487d0479fef3050bb573a00a63a38da4114e67b7783d8a344b9103b1dac02089
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 27.50 weights - 3.61 graphs and workspace = 97.29 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

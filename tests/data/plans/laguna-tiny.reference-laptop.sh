@@ -1,5 +1,5 @@
 # laguna-tiny.reference/laptop on inventory synthetic (synthetic)
-# deployment sha256:6e8baa9bcae7f81565683fd2ce49dd26a349a51fccccd809d7d238a6d17cd974
+# deployment sha256:2b64b565d877ed4c9f4818b522ad3e40905fa792d49ef3545e432a320dfda404
 # checkpoint slipway/Laguna-Tiny@cf71f95f7954e6761b66b0ef0d9fd423be64360b lock NOT LOCKED
 
 # server on node node-1

@@ -1,6 +1,7 @@
 # laguna-xs-2.1.sglang/1xh200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:1a1ee8c4feba8e4fc69ddf7052a9cc57811607ce0db356cce43215e8e5b85a24
+# deployment sha256:82d2f8ceb0c7802657ba94b09500f57dbcc87fba43819a66754b98aeb001f67d
 # checkpoint poolside/Laguna-XS-2.1@e9df9a59996d790b94b70f3fef343fe1d9e34bdf lock NOT LOCKED
+# memory of server: per GPU 122.81 GiB for the engine - 62.33 weights - 0.00 graphs and workspace = 60.48 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

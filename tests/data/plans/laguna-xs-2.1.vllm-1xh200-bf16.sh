@@ -1,6 +1,7 @@
 # laguna-xs-2.1.vllm/1xh200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:2065d595365f2b5f57248290ab0df8eaaa605ed466ad8c456ec97d52c1c0c984
+# deployment sha256:337937df5c1a9f3ec4796d39562fc85564a61cbbca13c41eae9349f9221e484e
 # checkpoint poolside/Laguna-XS-2.1@e9df9a59996d790b94b70f3fef343fe1d9e34bdf lock NOT LOCKED
+# memory of server: per GPU 128.40 GiB for the engine - 62.33 weights - 3.61 graphs and workspace = 62.46 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

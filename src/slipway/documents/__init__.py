@@ -9,17 +9,21 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
+import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
+from slipway.documents.reader import LOADER, MAX_DEPTH, Location, Reader, dotted
 from slipway.errors import DocumentError, MissingFile, Problem, from_os_error
 
 
@@ -46,6 +50,25 @@ class Document(BaseModel):
 Model = TypeVar("Model", bound=Document)
 
 
+@dataclass(frozen=True)
+class Matching:
+    """For `Annotated[str, Matching(pattern, words)]`: the whole value matches `pattern`; who gets it wrong is told `words`."""
+
+    pattern: str
+    words: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^({self.pattern})$", "description": self.words}
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(f"must be {self.words}")
+        return value
+
+
 def canonical_json(value: Any) -> bytes:
     """`value` as the one JSON text that digests are taken of: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -59,22 +82,14 @@ def digest(value: Any) -> str:
 MAX_BYTES = 4_000_000
 """Largest document read; a recipe has kilobytes, so more is a mistake (a checkpoint shard, a log)."""
 
-MAX_DEPTH = 60
-"""Deepest nesting read; more is an attack or a mistake, and would exhaust the parser's recursion."""
-
 
 def read(path: Path | str, model: type[Model]) -> Model:
     """The document at `path` as a `model`.
 
     Raises: MissingFile, DiskFailure, DocumentError with every problem in the file.
     """
-    file = Path(path)
     try:
-        if file.is_file() and file.stat().st_size > MAX_BYTES:
-            raise DocumentError(
-                [Problem(str(path), 1, 1, "", f"is {file.stat().st_size} bytes; a document has at most {MAX_BYTES}")]
-            )
-        text = file.read_text(encoding="utf-8")
+        text = _regular_file(Path(path)).decode("utf-8")
     except FileNotFoundError:
         raise MissingFile(
             path, "no such file", f"a {model.__name__} document in YAML is read here", "check the path"
@@ -86,13 +101,29 @@ def read(path: Path | str, model: type[Model]) -> Model:
     return parse(text, model, str(path))
 
 
+def _regular_file(path: Path) -> bytes:
+    """The bytes at `path`, at most MAX_BYTES; a pipe or a device could go on for ever."""
+    # Non-blocking, since opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DocumentError([Problem(str(path), 1, 1, "", "is not a regular file; a document is read here")])
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_BYTES:
+        raise DocumentError([Problem(str(path), 1, 1, "", f"is too long; a document has at most {MAX_BYTES} bytes")])
+    return data
+
+
 def parse(text: str, model: type[Model], name: str) -> Model:
     """The YAML or JSON `text` as a `model`; `name` stands for the file in messages.
 
     Raises: DocumentError with every problem in the text.
     """
     try:
-        root = yaml.compose(text, Loader=_LOADER)
+        root = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -104,7 +135,7 @@ def parse(text: str, model: type[Model], name: str) -> Model:
         raise DocumentError([Problem(name, 1, 1, "", f"is nested more than {MAX_DEPTH} levels deep")]) from None
     if root is None:
         raise DocumentError([Problem(name, 1, 1, "", f"is empty; a {model.__name__} document is needed")])
-    reader = _Reader(name)
+    reader = Reader(name)
     data = model.prepared(reader.value(root, ()))
     problems = reader.problems
     try:
@@ -116,7 +147,7 @@ def parse(text: str, model: type[Model], name: str) -> Model:
             location = _document_location(detail["loc"], data)
             if not reader.knows(location) and reader.knows(model.written_at(location)):
                 location = model.written_at(location)
-            if _dotted(location) not in refused:
+            if dotted(location) not in refused:
                 problems.append(
                     reader.problem(
                         location, _explain(detail, location, model, data), key=detail["type"] == "extra_forbidden"
@@ -133,7 +164,7 @@ def read_json(path: Path, model: type[Model]) -> Model:
     Raises: MissingFile, DiskFailure, DocumentError.
     """
     try:
-        data = path.read_bytes()
+        data = _regular_file(path)
     except FileNotFoundError:
         raise MissingFile(path, "no such file", f"a {model.__name__} is read here", "check the path") from None
     except OSError as error:
@@ -143,137 +174,9 @@ def read_json(path: Path, model: type[Model]) -> Model:
     except ValidationError as error:
         details = error.errors()
         problems = [
-            Problem(str(path), 1, 1, _dotted(tuple(d["loc"])), f"{d['msg'][:1].lower()}{d['msg'][1:]}") for d in details
+            Problem(str(path), 1, 1, dotted(tuple(d["loc"])), f"{d['msg'][:1].lower()}{d['msg'][1:]}") for d in details
         ]
         raise DocumentError(problems) from None
-
-
-Location = tuple[str | int, ...]
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml where PyYAML was built with it, as every wheel is: the recipe book is read ten times faster."""
-
-
-class _Reader:
-    """Turns nodes into plain values, remembering where each stands and what must be refused."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.problems: list[Problem] = []
-        self._values: dict[Location, yaml.Node] = {}
-        self._keys: dict[Location, yaml.Node] = {}
-        self._open: set[int] = set()
-
-    def value(self, node: yaml.Node, at: Location) -> Any:
-        self._values[at] = node
-        if len(at) > MAX_DEPTH or id(node) in self._open:
-            self._refuse(node, at, f"is nested more than {MAX_DEPTH} levels deep or contains itself")
-            return None
-        self._open.add(id(node))
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, at)
-            if isinstance(node, yaml.SequenceNode):
-                return [self.value(item, (*at, index)) for index, item in enumerate(node.value)]
-            return self._scalar(node, at) if isinstance(node, yaml.ScalarNode) else None
-        finally:
-            self._open.discard(id(node))
-
-    def knows(self, at: Location) -> bool:
-        """Whether something is written at `at`."""
-        return at in self._values
-
-    def problem(self, at: Location, text: str, *, key: bool = False) -> Problem:
-        """The problem `text` at the nearest place that exists in the file; a missing key is reported at its parent."""
-        node = (self._keys if key else self._values).get(at)
-        while node is None and at:
-            node = self._values.get(at[:-1])
-            if node is None:
-                at = at[:-1]
-            else:
-                break
-        mark = (node or self._values[()]).start_mark
-        return Problem(self.name, mark.line + 1, mark.column + 1, _dotted(at), text)
-
-    def _mapping(self, node: yaml.MappingNode, at: Location) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        first: dict[str, yaml.Node] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._refuse(key_node, at, "has a key that is not a plain word")
-                continue
-            key = str(key_node.value)
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                self._refuse(key_node, at, "uses a merge key (<<); write the values where they belong")
-                continue
-            here = (*at, key)
-            if key in first:
-                line = first[key].start_mark.line + 1
-                self._refuse(
-                    key_node,
-                    here,
-                    f"stands twice in one mapping (first in line {line}) and the last would silently win; remove one",
-                )
-                continue
-            first[key] = key_node
-            self._keys[here] = key_node
-            result[key] = self.value(value_node, here)
-        return result
-
-    def _scalar(self, node: yaml.ScalarNode, at: Location) -> Any:
-        text = str(node.value)
-        if node.style:  # quoted or a block; plain is None here and empty from libyaml
-            return text
-        if node.tag not in _TAGS:
-            self._refuse(
-                node, at, f"has the tag {node.tag}; only plain values are read; remove the tag or quote the value"
-            )
-            return None
-        if text in {"", "~", "null"}:
-            return None
-        if text in {"true", "false"}:
-            return text == "true"
-        if _INTEGER.fullmatch(text):
-            return int(text)
-        if _DECIMAL.fullmatch(text):
-            return float(text)
-        advice = _silent_conversion(text)
-        if advice:
-            self._refuse(node, at, f"got {text}, {advice}")
-            return None
-        return text
-
-    def _refuse(self, node: yaml.Node, at: Location, text: str) -> None:
-        mark = node.start_mark
-        self.problems.append(Problem(self.name, mark.line + 1, mark.column + 1, _dotted(at), text))
-
-
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "value")}
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
-
-
-def _silent_conversion(text: str) -> str:
-    """Why the plain scalar `text` is refused: what YAML readers would silently make of it; empty when it is harmless."""
-    if text.lower() in {"on", "off", "yes", "no", "y", "n"}:
-        meant = str(text.lower() in {"on", "yes", "y"}).lower()
-        return f'which some YAML readers turn into {meant}; write true or false, or quote it: "{text}"'
-    if text.lower() in {"true", "false", "null"}:
-        return f'which is spelled {text.lower()} here; or quote it: "{text}"'
-    if re.fullmatch(r"[-+]?0[0-9_]+", text):
-        return f'which some YAML readers take as octal; write the decimal number without leading zeros, or quote it: "{text}"'
-    if re.fullmatch(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?", text):
-        return f'which YAML 1.1 readers turn into a base-60 number; quote it: "{text}"'
-    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
-        return f'a number that YAML readers disagree on; write digits, as 100000 or 0.5, or quote it: "{text}"'
-    if re.fullmatch(r"[-+]?(0[xob][0-9a-fA-F_]+|[0-9][0-9_]*_[0-9_]*)", text):
-        return f'a number that YAML readers disagree on; write plain decimal digits, or quote it: "{text}"'
-    if re.fullmatch(r"[-+]?\.(inf|nan)", text, re.IGNORECASE):
-        return f'which is not a number that can be meant here; or quote it: "{text}"'
-    if re.fullmatch(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?", text):
-        return f'which YAML readers turn into a date object; quote it: "{text}"'
-    return ""
 
 
 def _document_location(location: tuple[int | str, ...], data: Any) -> Location:
@@ -347,10 +250,3 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _dotted(location: Location) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text

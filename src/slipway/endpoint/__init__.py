@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from slipway import sse
+from slipway.endpoint.wire import Wire
 from slipway.errors import AuthFailure, CheckFailed, EngineFailed, NetworkFailure, SlipwayError, UsageError
 from slipway.sse import Answer, ToolCall, Usage
 
@@ -55,6 +56,9 @@ class Endpoint:
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _checked_url(self.url))
         object.__setattr__(self, "api_key", _checked_key(self.api_key))
+        if not self.model or not self.model.isprintable():
+            why = "the name that /v1/models lists, in printable characters"
+            raise UsageError("--model", f"is no model name (got {self.model!a})", why, "correct it")
         if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
             raise UsageError(
                 "timeout_s", f"got {self.timeout_s:g}", f"more than 0 and at most {MAX_TIMEOUT_S} seconds are allowed"
@@ -124,6 +128,7 @@ class Client:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self._wire = Wire()
         # SSL_CERT_FILE is honoured by the default context; httpx itself ignores it without trust_env.
         secure = endpoint.url.startswith("https:")
         self._http = httpx.Client(
@@ -206,7 +211,8 @@ class Client:
             )
         generation = self.chat([{"role": "user", "content": "Say hello."}], max_tokens=max_tokens)
         if complaints := generation.complaints(max_tokens):
-            raise self._engine("/v1/chat/completions", f"not a real generation: {', '.join(complaints)}")
+            said = self.endpoint.shown(", ".join(complaints))
+            raise self._engine("/v1/chat/completions", f"not a real generation: {said}")
         return generation
 
     def _generation(self, path: str, body: dict[str, Any], *, stream: bool) -> Generation:
@@ -237,7 +243,11 @@ class Client:
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):
-            raise self._engine(path, "the answer is not JSON", f"it begins {raw[:60]!r}") from None
+            raise self._engine(
+                path,
+                "the answer is not JSON",
+                f"it begins {self.endpoint.shown(raw[:200].decode('utf-8', 'replace'))[:60]!r}",
+            ) from None
         if (said := sse.error_from(value)) is not None:
             raise self._engine(path, f"an error inside HTTP 200: {self.endpoint.shown(said)}")
         if not isinstance(value, dict):
@@ -249,7 +259,11 @@ class Client:
         place = f"{self.endpoint.url}{path}"
         deadline_s = time.monotonic() + self.endpoint.timeout_s
         size_bytes = 0
-        with self._network_errors(place), self._http.stream(method, place, json=body) as response:
+        with (
+            self._network_errors(place),
+            self._wire.cut_at(deadline_s),
+            self._http.stream(method, place, json=body, extensions={"trace": self._wire.watch}) as response,
+        ):
             if response.status_code != 200:
                 raise self._refusal(place, response.status_code, _beginning(response))
             for chunk in response.iter_raw():
@@ -262,11 +276,14 @@ class Client:
 
     @contextmanager
     def _network_errors(self, place: str) -> Iterator[None]:
+        start_s = time.monotonic()
         try:
             yield
         except httpx.TimeoutException:
             raise self._late(place) from None
         except httpx.HTTPError as error:
+            if time.monotonic() - start_s >= self.endpoint.timeout_s:
+                raise self._late(place) from None
             said = self.endpoint.shown(str(error)) or type(error).__name__
             raise NetworkFailure(
                 place, f"no whole answer: {said}", "", "check the address, the server's log, and any firewall"
@@ -289,7 +306,10 @@ class Client:
         if status >= 500:
             return EngineFailed(place, f"HTTP {status}: {said}", "the engine does not generate", "look at its log")
         return CheckFailed(
-            place, f"HTTP {status}: {said}", "a request of this kind is answered with 200", "read its words"
+            place,
+            f"HTTP {status}: {said}",
+            "an OpenAI-compatible server answers it with 200",
+            "correct the request or the URL",
         )
 
     def _words(self, raw: bytes) -> str:
