@@ -110,6 +110,8 @@ def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
     help={
         "repo": "repository, as poolside/Laguna-M.1",
         "revision": "branch, tag or commit; resolved to 40 hex digits",
+        "request": "a checkpoints/<name>.lock-request.json to complete into <name>.lock.json beside it",
+        "all": "complete every lock request, target and drafter in one go; with --check, compare those that are completed",
         "out": "lock file (default: checkpoints/<name>.lock.json)",
         "check": "compare with the lock file instead of writing it; exit 3 when upstream moved",
         "json": JSON,
@@ -117,19 +119,29 @@ def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
 )
 def lock_models(
     _: Context,
-    repo: str,
+    repo: str | None = None,
     revision: str = "main",
+    request: str | None = None,
+    all: bool = False,
     out: str | None = None,
     check: bool = False,
     json: bool = False,
 ) -> None:
     """Write down size and digest of every file of a checkpoint at one commit."""
     from slipway import cli, models
+    from slipway.errors import UsageError
 
     with cli.command(json) as output:
-        path = Path(out) if out else None
-        lock, text = models.lock(_checkout(), repo, revision, path, check=check, progress=output.progress)
-        output.result(lock, text)
+        if [bool(repo), bool(request), all].count(True) != 1:
+            raise UsageError("lock-models", "must be told what to lock", "", "give one of --repo, --request and --all")
+        if repo:
+            path = Path(out) if out else None
+            lock, text = models.lock(_checkout(), repo, revision, path, check=check, progress=output.progress)
+            output.result(lock, text)
+            return
+        paths = [Path(request)] if request else models.requested(_checkout(), locked=check)
+        locks, text = models.lock_requested(_checkout(), paths, check=check, progress=output.progress)
+        output.result(locks, text)
 
 
 @task(

@@ -39,6 +39,24 @@ FlagName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\x00]*$")]
 
+ALLOW_PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "tokenizer*",
+    "*.model",
+    "merges.txt",
+    "vocab.txt",
+    "*.py",
+    "LICENSE*",
+    "NOTICE*",
+)
+"""What a checkpoint is made of: weights, configuration, chat template, tokenizer, the code that the configuration names, licence.
+
+A repository may hold more. The history of Laguna-M.1-FP8 has a tarball of an engine image under `image/`: gigabytes that no
+engine reads, and code that nobody has looked at. A list of what is allowed keeps out what its authors add later, too.
+"""
+
 
 class Architecture(Document):
     """The model's shape, as far as memory arithmetic needs it (`fit`). Head counts may differ between kinds of layers."""
@@ -96,6 +114,11 @@ class Checkpoint(Document):
 
     repo: RepoId
     revision: Revision | None
+    allow_patterns: list[str] = Field(
+        default_factory=lambda: list(ALLOW_PATTERNS),
+        min_length=1,
+        description="shell patterns of the repository's files that are locked and fetched; nothing else is",
+    )
 
     @property
     def name(self) -> str:
