@@ -183,7 +183,7 @@ def test_a_recipe_that_pairs_other_revisions_than_the_locks_is_drift(hub: Hub, c
 
 
 def test_a_checkpoint_without_a_lock_is_led_to_its_request(checkout: Checkout) -> None:
-    with pytest.raises(MissingFile, match="--request checkpoints/laguna-s-2.1-int4.lock-request.json"):
+    with pytest.raises(MissingFile, match=r"--request checkpoints/laguna-s-2.1-int4.lock-request.json"):
         models.wanted(checkout, None, "laguna-s-2.1.vllm/4x3090-int4-champion", None)
 
 

@@ -350,7 +350,7 @@ def read_book(folder: Path) -> tuple[Recipe, ...]:
         )
     for path in paths:
         try:
-            recipes += _cells(read_file(path))
+            recipes += cells(read_file(path))
         except DocumentError as error:
             problems += error.problems
     if problems:
@@ -366,7 +366,7 @@ def find(folder: Path, recipe_id: str) -> Recipe:
     file_id, _, cell_id = recipe_id.partition("/")
     path = folder / f"{file_id}.yaml"
     if Path(file_id).name == file_id and cell_id and path.is_file():
-        for recipe in _cells(read_file(path)):
+        for recipe in cells(read_file(path)):
             if recipe.id == recipe_id:
                 return recipe
     known = [recipe.id for recipe in read_book(folder)]
@@ -375,7 +375,8 @@ def find(folder: Path, recipe_id: str) -> Recipe:
     raise UsageError("--recipe", f"no such recipe (got {recipe_id})", why, "`invoke recipes` lists all of them")
 
 
-def _cells(book: RecipeFile) -> Iterator[Recipe]:
+def cells(book: RecipeFile) -> Iterator[Recipe]:
+    """Each cell of `book` with what the file says about model and engine."""
     for cell in book.cells:
         yield Recipe(
             model=book.model,

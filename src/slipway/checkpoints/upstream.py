@@ -19,7 +19,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from slipway.checkpoints.hub import Hub, offline
 from slipway.checkpoints.pins import Hasher, PinnedFile, digest_of
@@ -83,10 +82,10 @@ def tensor_count(hub: Hub, repo: str, revision: str, files: Sequence[PinnedFile]
 def _bytes(hub: Hub, repo: str, revision: str, file: PinnedFile) -> bytes:
     """The bytes of one small file, equal to the hub's own digest of it."""
     hasher, pieces, size = Hasher(file), [], 0
-    headers = build_hf_headers(token=hub.token or False)
+    headers = {"Authorization": f"Bearer {hub.token}"} if hub.token else {}
     url = hub.file_url(repo, revision, file.path)
-    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
-        hf_raise_for_status(answer)
+    with httpx2.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
+        answer.raise_for_status()
         for piece in answer.iter_bytes():
             size += len(piece)
             if size > file.size_bytes:
