@@ -489,7 +489,7 @@ def test_a_killed_fetch_leaves_litter_only_and_the_next_one_removes_it(
     hub.faults.add(Fault(f"GET .*{SHARD}", "stall", at=3_000_000, times=1))
     staged = root / ".store" / ".staging"
     with subprocess.Popen(fetch_program(lock, root, hub), env=environment()) as process:
-        until(lambda: any(path.stat().st_size >= 3_000_000 for path in staged.glob(f"*/tree/{SHARD}")))
+        until(lambda: any(path.stat().st_size >= 2_000_000 for path in staged.glob("*/parts/*.part")))
         # While its owner lives, nobody takes the litter away.
         assert len(list(staged.iterdir())) == 1
         process.send_signal(signal.SIGKILL)
@@ -506,7 +506,7 @@ def test_an_interrupted_fetch_ends_soon_and_cleans_up(lock: CheckpointLock, root
     hub.faults.add(Fault(f"GET .*{SHARD}", "stall", at=3_000_000))
     staged = root / ".store" / ".staging"
     with subprocess.Popen(fetch_program(lock, root, hub), env=environment(), stderr=subprocess.PIPE) as process:
-        until(lambda: any(path.stat().st_size >= 3_000_000 for path in staged.glob(f"*/tree/{SHARD}")))
+        until(lambda: any(path.stat().st_size >= 2_000_000 for path in staged.glob("*/parts/*.part")))
         process.send_signal(signal.SIGINT)
         assert b"KeyboardInterrupt" in process.communicate(timeout=10)[1]
     assert nothing_is_left(root)

@@ -9,8 +9,9 @@ import re
 import socket
 import ssl
 import threading
+import time
 import weakref
-from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -46,31 +47,38 @@ class Refused(Failed):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True)
 class Answer:
-    """An open body: its status (200 or 206), the file offset of its first byte, and its announced end, if it says so."""
+    """An open body: the file offset of its first byte, and the length of the whole file, if the server says so."""
 
-    status: int
-    start: int
-    end: int | None
-    body: HTTPResponse
+    def __init__(self, body: HTTPResponse, start: int, total: int | None) -> None:
+        self._body = body
+        self._left = None if body.chunked else body.length
+        self.start = start
+        self.total = total
 
-    def read(self, at_most: int) -> bytes:
-        """What has arrived, at least one byte; empty at the end.
+    def read_into(self, room: memoryview) -> int:
+        """How many bytes now stand at the front of `room`: what has arrived, at least one; 0 at the end.
 
         Raises: Failed.
         """
         try:
-            return self.body.read1(at_most)
+            if self._left is None:
+                piece = self._body.read1(len(room))
+                room[: len(piece)] = piece
+                return len(piece)
+            # Past HTTPResponse, which would make a new object of every piece or wait until `room` is full.
+            count = self._body.fp.readinto1(room[: self._left]) if self._left else 0
         except (OSError, HTTPException, ValueError, AttributeError) as error:
             raise _failed(error) from error
+        self._left -= count
+        return int(count)
 
     def close(self) -> None:
-        self.body.close()
+        self._body.close()
 
 
 class Transport:
-    """GETs from one hub; `stall_s` is how long a read may bring nothing."""
+    """GETs from one hub and its mirrors; `stall_s` is how long a read may bring nothing. Only the hub sees its token."""
 
     def __init__(self, hub: Hub, stall_s: float) -> None:
         self._hub = hub
@@ -81,14 +89,15 @@ class Transport:
         for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
             self._opener.add_handler(handler)
 
-    def get(self, url: str, start: int = 0) -> Answer:
-        """The body of `url` from byte `start` on, or from 0 when the server ignores ranges.
+    def get(self, url: str, start: int = 0, end: int | None = None) -> Answer:
+        """The body of `url` from byte `start` to `end` (None: all), or from 0 when the server ignores ranges.
 
         Raises: Failed, Refused.
         """
         origin = url
+        span = f"bytes={start}-{'' if end is None else end - 1}" if start or end is not None else ""
         for _ in range(_MAX_REDIRECTS + 1):
-            response = self._request(url, start, with_token=_origin(url) == _origin(origin))
+            response = self._request(url, span)
             status = response.status
             if status in {200, 206}:
                 return _answer(response, start)
@@ -113,11 +122,11 @@ class Transport:
                 except OSError:
                     continue  # already at its end
 
-    def _request(self, url: str, start: int, *, with_token: bool) -> HTTPResponse:
+    def _request(self, url: str, span: str) -> HTTPResponse:
         request = Request(url, headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"})  # noqa: S310 -- scheme checked
-        if start:
-            request.add_unredirected_header("Range", f"bytes={start}-")
-        if with_token and self._hub.token:
+        if span:
+            request.add_unredirected_header("Range", span)
+        if self._hub.token and _origin(url) == _origin(self._hub.endpoint):
             request.add_unredirected_header("Authorization", f"Bearer {self._hub.token}")
         try:
             response = self._opener.open(request, timeout=self._stall_s)
@@ -166,12 +175,12 @@ def _kept(base: Any, keep: Any) -> Any:
 def _answer(response: HTTPResponse, start: int) -> Answer:
     length = response.headers.get("Content-Length", "")
     if response.status == 206:
-        match = re.match(r"bytes (\d+)-(\d+)/", response.headers.get("Content-Range", ""))
+        match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != start:
             response.close()
             raise Failed("the server answered another range than it was asked for", again=False)
-        return Answer(206, start, int(match[2]) + 1, response)
-    return Answer(200, 0, int(length) if length.isdigit() else None, response)
+        return Answer(response, start, None if match[2] == "*" else int(match[2]))
+    return Answer(response, 0, int(length) if length.isdigit() else None)
 
 
 def _failed(error: Exception) -> Failed:
@@ -190,6 +199,10 @@ def _wait_s(headers: Any) -> float | None:
     after = str(headers.get("Retry-After", "")).strip()
     if after.isdigit():
         return float(after)
+    try:
+        return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+    except (TypeError, ValueError, IndexError):
+        pass  # no date either; perhaps the other header says it
     match = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,6})", str(headers.get("RateLimit", "")))
     return float(match[1]) if match else None
 
