@@ -181,7 +181,7 @@ def fetch_models(
         "lock": "lock file of one checkpoint",
         "dir": "the checkpoint's folder (default: where fetch-models publishes it)",
         "stack": STACK,
-        "level": "stat, structure or full",
+        "level": "stat, structure, sample or full",
         "workers": "files hashed at a time",
         "json": JSON,
     },
