@@ -208,6 +208,42 @@ def verify_models(
 
 
 @task(
+    name="mirror-models",
+    help={
+        "to": "s3://bucket/prefix or a folder that is to hold the checkpoints (AWS_ENDPOINT_URL names another S3 server)",
+        "from": "the same, to fetch from",
+        "lock": "lock file of one checkpoint",
+        "recipe": RECIPE,
+        "stack": STACK,
+        "dir": "with --to, the checkpoint's folder; with --from, the models folder (default: .slipway/models)",
+        "check": "with --to, read every object back and hash it",
+        "workers": "files sent or fetched at a time",
+        "json": JSON,
+    },
+)
+def mirror_models(
+    _: Context,
+    to: str | None = None,
+    from_: str | None = None,
+    lock: str | None = None,
+    recipe: str | None = None,
+    stack: str | None = None,
+    dir: str | None = None,
+    check: bool = False,
+    workers: int = 4,
+    json: bool = False,
+) -> None:
+    """Keep checkpoints in a bucket or a folder of your own, or fetch them from there."""
+    from slipway import cli, mirrors, models
+
+    with cli.command(json) as output:
+        way = mirrors.Way(to, from_, Path(dir) if dir else None, check, workers)
+        wanted = models.wanted(_checkout(), stack, recipe, Path(lock) if lock else None)
+        results, text = mirrors.run(_checkout(), wanted, way, output.progress)
+        output.result(results, text)
+
+
+@task(
     help={
         "stack": STACK,
         "dry-run": "print the commands instead",
