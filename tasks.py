@@ -152,8 +152,12 @@ def lock_models(
         "lock": "lock file of one checkpoint",
         "dest": "models folder (default: the inventory's, or .slipway/models)",
         "workers": "files fetched at a time",
+        "source": "server to ask instead of the hub, may be given again; `hub` is the hub",
+        "io": "auto, buffered or direct (past the page cache)",
+        "adopt": "take over what is right in a plain folder that stands in the checkpoint's place",
         "json": JSON,
     },
+    iterable=["source"],
 )
 def fetch_models(
     _: Context,
@@ -162,6 +166,9 @@ def fetch_models(
     lock: str | None = None,
     dest: str | None = None,
     workers: int = 4,
+    source: list[str] | None = None,
+    io: str = "",
+    adopt: bool = False,
     json: bool = False,
 ) -> None:
     """Fetch checkpoints, hash them in the same pass, and publish them whole or not at all."""
@@ -170,7 +177,14 @@ def fetch_models(
     with cli.command(json) as output:
         wanted = models.wanted(_checkout(), stack, recipe, Path(lock) if lock else None)
         results, text = models.fetch(
-            _checkout(), wanted, Path(dest) if dest else None, workers=workers, progress=output.progress
+            _checkout(),
+            wanted,
+            Path(dest) if dest else None,
+            workers=workers,
+            progress=output.progress,
+            sources=source or (),
+            io=io,
+            adopt=adopt,
         )
         output.result(results, text)
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from slipway import recipe, stacks
 from slipway.checkpoints import lock as locks
@@ -23,6 +23,14 @@ from slipway.reference import embedded
 from slipway.stacks import Checkout
 
 Json = dict[str, Any]
+
+
+class Way(TypedDict, total=False):
+    """How files are fetched: from which sources, written how, and whether a plain folder may be taken over."""
+
+    sources: Sequence[str]
+    io: str
+    adopt: bool
 
 
 def wanted(
@@ -119,9 +127,15 @@ def requested(checkout: Checkout, *, locked: bool) -> list[Path]:
 
 
 def fetch(
-    checkout: Checkout, meant: Sequence[CheckpointLock], dest: Path | None, *, workers: int, progress: Progress
+    checkout: Checkout,
+    meant: Sequence[CheckpointLock],
+    dest: Path | None,
+    *,
+    workers: int,
+    progress: Progress,
+    **way: Unpack[Way],
 ) -> tuple[list[Json], str]:
-    """What was fetched, as JSON and as text, one entry per lock.
+    """What was fetched, as JSON and as text, one entry per lock; `way` is what `checkpoints.fetch.fetch` knows besides.
 
     Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure, UsageError.
     """
@@ -130,7 +144,7 @@ def fetch(
     root = dest or checkout.models
     results: list[FetchResult] = []
     with hub_for([item.repo for item in meant], checkout) as hub:
-        results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress) for item in meant]
+        results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress, **way) for item in meant]
     pairs = list(zip(meant, results, strict=True))
     entries = [
         {"repo": item.repo, "revision": item.revision, **asdict(result), "folder": str(result.folder)}

@@ -178,7 +178,8 @@ class _Fetch:
             known = publish.read_chunks(survey.folder)
             for file in wanted:
                 if file.path in known:
-                    donors.setdefault(part_name(file), []).append(Donor(survey.folder / file.path, known[file.path]))
+                    digests = {**known[file.path], file.size_bytes: digest_of(file)}
+                    donors.setdefault(part_name(file), []).append(Donor(survey.folder / file.path, digests))
         return donors
 
     def _preflight(self, wanted: Sequence[PinnedFile], place: Place) -> None:
@@ -215,7 +216,7 @@ class _Fetch:
         transport = Transport(way.hub, way.patience.stall_s)
         transfer = Transfer(transport, lambda file: [source.url(lock, file) for source in way.sources], way.patience)
         label = f"fetching {lock.repo}@{lock.revision[:12]}"
-        different = {part_name(file): file for file in wanted}
+        different = {part_name(file): file for file in reversed(wanted)}
         counted = threading.Lock()
         with self._progress.track(label, sum(file.size_bytes for file in different.values())) as advance:
 

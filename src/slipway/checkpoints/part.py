@@ -19,7 +19,7 @@ from slipway.checkpoints.pins import Hasher, digest_of
 from slipway.errors import from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from slipway.checkpoints.pins import PinnedFile
@@ -48,7 +48,8 @@ class Io:
 
 @dataclass(frozen=True)
 class Donor:
-    """A file that may hold the right bytes; `digests` says, per end of a chunk, the digest of everything before it."""
+    """A file that may hold the right bytes; `digests` says, per end of a chunk (the last ends the file), what everything before
+    it hashes to."""
 
     path: Path
     digests: Mapping[int, str] = field(repr=False)
@@ -89,11 +90,6 @@ class Part:
         return self._buffer[self._filled : min(self._filled + left, len(self._buffer))] if left else self._buffer[:1]
 
     @property
-    def next_end(self) -> int:
-        """Where the chunk ends that is being received."""
-        return self._chunk_end()
-
-    @property
     def digest(self) -> str:
         """The digest of what has come, comparable with `digest_of(file)`."""
         return self._hasher.digest
@@ -123,7 +119,7 @@ class Part:
         Raises: DiskFailure when it cannot be written.
         """
         start, end, before = self.received_bytes, self._chunk_end(), self._hasher.copy()
-        wanted = digest_of(self._file) if end == self._file.size_bytes else donor.digests.get(end)
+        wanted = donor.digests.get(end)
         ours = donor.path == self._path
         if wanted is not None and self._copy(donor.path, end, write=not ours) and self.digest == wanted:
             if end < self._file.size_bytes:
@@ -132,6 +128,11 @@ class Part:
         self._hasher, self.received_bytes, self._filled = before, start, 0
         self._tell()
         return False
+
+    def missing_until(self, donors: Sequence[Donor]) -> int | None:
+        """Where the next chunk begins that one of `donors` may have, after the one that is missing; None when there is none."""
+        later = [end for donor in donors for end in donor.digests if self._chunk_end() < end <= self._file.size_bytes]
+        return (min(later) - 1) // self._io.chunk_bytes * self._io.chunk_bytes if later else None
 
     def restart(self) -> None:
         """Forget every byte and what the journal says of them."""

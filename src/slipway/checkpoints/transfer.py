@@ -107,9 +107,7 @@ class Transfer:
                 raise Cancelled
             if donors and part.at_chunk and any(part.offer(donor) for donor in donors):
                 continue
-            # While others may have the next chunk, only this one is asked for.
-            end = part.next_end if donors and part.next_end < file.size_bytes else None
-            problem = self._request(file, part, url, end)
+            problem = self._request(file, part, url, part.missing_until(donors))
             if problem:
                 return problem
         return part.digest
