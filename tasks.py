@@ -171,11 +171,16 @@ def fetch_models(
     adopt: bool = False,
     json: bool = False,
 ) -> None:
-    """Fetch checkpoints, hash them in the same pass, and publish them whole or not at all."""
-    from slipway import cli, models
+    """Fetch checkpoints to every node of a stack, hash them in the same pass, and publish them whole or not at all."""
+    from slipway import cli, models, spread
 
     with cli.command(json) as output:
         wanted = models.wanted(_checkout(), stack, recipe, Path(lock) if lock else None)
+        if not recipe and not lock:
+            options = spread.Options(dest, workers, tuple(source or ()), io, adopt)
+            results, text = spread.fetch(_checkout(), _stack(stack), wanted, options, output.progress)
+            output.result(results, text)
+            return
         results, text = models.fetch(
             _checkout(),
             wanted,

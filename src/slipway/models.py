@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 from slipway import recipe, stacks
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints import lock_request as requests
+from slipway.checkpoints import records
 from slipway.checkpoints.fetch import FetchResult
 from slipway.checkpoints.fetch import fetch as fetch_one
 from slipway.checkpoints.hub import DEFAULT_ENDPOINT, Hub, hub_from_environment
@@ -146,6 +147,8 @@ def fetch(
     with hub_for([item.repo for item in meant], checkout) as hub:
         results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress, **way) for item in meant]
     pairs = list(zip(meant, results, strict=True))
+    for item, result in pairs:
+        records.remember_fetch(item, result.folder, skipped=result.skipped, progress=progress)
     entries = [
         {"repo": item.repo, "revision": item.revision, **asdict(result), "folder": str(result.folder)}
         for item, result in pairs

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.pins import MANIFEST, digest_of
 from slipway.checkpoints.publish import write_durably
+from slipway.errors import SlipwayError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from slipway.checkpoints.pins import PinnedFile, Pins
+    from slipway.checkpoints.pins import PinnedFile, Pins, Progress
 
 CHUNK_BYTES = 64 << 20
 
@@ -81,6 +82,16 @@ def write_proved(lock: Pins, folder: Path, level: str) -> None:
         return
     levels = {**read_proved(folder), level: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     _write(place, {"schema": _PROVED, "repo": lock.repo, "revision": lock.revision, "levels": levels})
+
+
+def remember_fetch(lock: Pins, folder: Path, *, skipped: bool, progress: Progress) -> None:
+    """Nothing; a fetch hashes every byte, so what it has published counts as verified in full, unless nothing was fetched."""
+    if skipped:
+        return
+    try:
+        write_proved(lock, folder, "full")
+    except (OSError, SlipwayError) as error:
+        progress.note(f"that {folder} was proved is not recorded: {error}")
 
 
 def read_chunks(lock: Pins, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> dict[str, list[str]]:
