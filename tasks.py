@@ -262,6 +262,38 @@ def mirror_models(
         output.result(results, text)
 
 
+@task(help={"dest": "models folder (default: .slipway/models)", "json": JSON})
+def models(_: Context, dest: str | None = None, json: bool = False) -> None:
+    """List the checkpoints here: revision, size, when they were last proved and at which level, and what uses them."""
+    from slipway import cli, holdings
+
+    with cli.command(json) as output:
+        entries = holdings.listing(_checkout(), Path(dest) if dest else None)
+        output.shown(entries, lambda console: holdings.show(entries, console))
+
+
+@task(
+    name="prune-models",
+    help={
+        "dest": "models folder (default: .slipway/models)",
+        "keep": "revisions of each repository to keep besides what links name",
+        "older-h": "hours after which what an interrupted fetch left is removed",
+        "yes": "remove it; without this flag the command only says what it would remove",
+        "json": JSON,
+    },
+)
+def prune_models(
+    _: Context, dest: str | None = None, keep: int = 1, older_h: int = 168, yes: bool = False, json: bool = False
+) -> None:
+    """Remove replaced revisions and what interrupted downloads left; never what a link names."""
+    from slipway import cli, holdings
+
+    with cli.command(json) as output:
+        folder = Path(dest) if dest else None
+        done, text = holdings.prune(_checkout(), folder, keep=keep, older_h=older_h, yes=yes, progress=output.progress)
+        output.result(done, text)
+
+
 @task(
     help={
         "stack": STACK,

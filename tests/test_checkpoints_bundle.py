@@ -127,7 +127,7 @@ def test_an_interrupt_ends_with_its_own_code(
 def test_a_plain_lock_is_what_the_full_reader_reads(lock: CheckpointLock, lock_file: Path) -> None:
     plain = plain_lock.read(lock_file)
     assert (plain.repo, plain.revision) == (lock.repo, lock.revision)
-    assert [vars(file) for file in plain.files] == [file.model_dump() for file in lock.files]
+    assert [vars(file) for file in plain.files] == [file.model_dump(exclude={"xet_hash"}) for file in lock.files]
 
 
 @pytest.mark.parametrize(

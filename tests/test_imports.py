@@ -30,7 +30,7 @@ ORDER = [
     {"steps"},
     {"report"},
     {"book", "models", "serving"},
-    {"mirrors", "spread"},
+    {"mirrors", "spread", "holdings"},
     {"usage", "cli"},
     {"demo"},
 ]

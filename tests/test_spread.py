@@ -73,7 +73,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     user = pwd.getpwuid(os.geteuid()).pw_name
     (place / "config").write_text(
-        f"Host nobody\n User no-such-user\nHost *\n HostName 127.0.0.1\n Port {port}\n User {user}\n IdentityFile {place}/user_key\n IdentitiesOnly yes\n"
+        f"Host nobody\n User no-such-user\nHost *\n HostName 127.0.0.1\n Port {port}\n User {user}\n"
+        f" IdentityFile {place}/user_key\n IdentitiesOnly yes\n"
         f" UserKnownHostsFile {place}/known\n StrictHostKeyChecking accept-new\n"
     )
     (place / "bin").mkdir()

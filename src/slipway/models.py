@@ -92,7 +92,7 @@ def lock_requested(
     Raises: LockDrift when `check` finds that upstream moved; DocumentError, UsageError, AuthFailure, MissingFile, NetworkFailure.
     """
     meant = [(path, requests.read(path)) for path in paths]
-    known = {found.repo: found.revision for found in _locks(checkout)}
+    known = {found.repo: found.revision for found in locks_of(checkout)}
     entries: list[Json] = []
     lines: list[str] = []
     with hub_for([request.repo for _, request in meant], checkout) as hub:
@@ -210,7 +210,11 @@ def hub_for(repos: Sequence[str], checkout: Checkout) -> Iterator[Hub]:
         yield hub
 
 
-def _locks(checkout: Checkout) -> list[CheckpointLock]:
+def locks_of(checkout: Checkout) -> list[CheckpointLock]:
+    """Every lock of the checkout.
+
+    Raises: DocumentError, DiskFailure.
+    """
     return [locks.read(path) for path in sorted(checkout.locks.glob("*.lock.json"))]
 
 
@@ -229,7 +233,7 @@ def _patterns(checkout: Checkout, repo: str) -> list[str]:
 
 
 def _locked(checkpoint: Checkpoint, checkout: Checkout) -> CheckpointLock:
-    known = [found for found in _locks(checkout) if found.repo == checkpoint.repo]
+    known = [found for found in locks_of(checkout) if found.repo == checkpoint.repo]
     for found in known:
         if found.revision == checkpoint.revision:
             return found
