@@ -66,20 +66,21 @@ def show(entries: Sequence[Json], console: Console) -> None:
         console.print("no checkpoints here; fetch some: invoke fetch-models")
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("checkpoint", "revision", "link", "size", "shared", "last proved", "used by"):
-        table.add_column(column, overflow="fold")
+    for column in ("checkpoint", "revision", "linked", "size", "shared", "last proved", "used by"):
+        folded = column in {"last proved", "used by"}
+        table.add_column(column, overflow="fold", no_wrap=not folded, min_width=18 if folded else None)
     for entry in entries:
         used = entry["used_by"]
         count = len(used["recipes"])
         users = [*used["stacks"], *([f"{count} recipe{'s' if count > 1 else ''}"] if count else [])]
         table.add_row(
-            entry["repo"] or "(not Slipway's)",
-            (entry["revision"] or "")[:12],
-            ", ".join(entry["names"]) or "-",
+            entry["repo"] or f"{entry['names'][0]} (not Slipway's)",
+            (entry["revision"] or "")[:8],
+            "yes" if entry["names"] else "no",
             human_bytes(entry["apparent_bytes"]),
             human_bytes(entry["shared_bytes"]) if entry["shared_bytes"] else "-",
             _last_proved(entry["proved"]),
-            ", ".join(users) or "-",
+            "\n".join(users) or "-",
         )
     console.print(table)
 
@@ -113,10 +114,8 @@ def _last_proved(proved: dict[str, str]) -> str:
         return "never"
     strongest = max(known, key=lambda entry: entry[1])
     latest = known[-1]
-    texts = [f"{strongest[0]} ({strongest[2]})"]
-    if latest[0] > strongest[0]:
-        texts.append(f"{latest[0]} ({latest[2]})")
-    return ", ".join(texts)
+    shown = [strongest, *([latest] if latest[0] > strongest[0] else [])]
+    return "\n".join(f"{when[:16].replace('T', ' ')} {level}" for when, _, level in shown)
 
 
 def _named(checkout: Checkout, repos: Sequence[str]) -> list[Recipe]:

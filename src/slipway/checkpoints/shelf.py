@@ -17,7 +17,8 @@ class Shelved:
     """One published folder. `names` are the links in the models folder that lead to it: none, for a revision that was replaced.
 
     `apparent_bytes` is the sum of its files' sizes; `shared_bytes` the part of it that other folders hold too, by hard links.
-    `fetched_s` is when its manifest was written, in seconds since the epoch. A folder that a person has put there has no `repo`.
+    `fetched_s` is when the newest of its files came, in seconds since the epoch (the manifest is written anew when another
+    revision comes to share files). A folder that a person has put there has no `repo`.
     """
 
     folder: Path
@@ -63,8 +64,7 @@ def linked(root: Path) -> dict[Path, tuple[str, ...]]:
 
 
 def _shelved(folder: Path, links: dict[Path, tuple[str, ...]]) -> Shelved:
-    files, apparent, shared = _sizes(folder)
-    manifest = folder / MANIFEST
+    files, apparent, shared, newest_s = _sizes(folder)
     return Shelved(
         folder=folder,
         names=links.get(Path(os.path.normpath(folder)), ()),
@@ -73,25 +73,26 @@ def _shelved(folder: Path, links: dict[Path, tuple[str, ...]]) -> Shelved:
         files=files,
         apparent_bytes=apparent,
         shared_bytes=shared,
-        fetched_s=(manifest if manifest.is_file() else folder).stat().st_mtime,
+        fetched_s=newest_s,
         proved=records.read_proved(folder),
     )
 
 
 def _foreign(folder: Path) -> Shelved:
-    files, apparent, shared = _sizes(folder)
-    return Shelved(folder, (folder.name,), None, None, files, apparent, shared, folder.stat().st_mtime)
+    return Shelved(folder, (folder.name,), None, None, *_sizes(folder))
 
 
-def _sizes(folder: Path) -> tuple[int, int, int]:
-    """Files, their bytes, and those bytes that other links lead to as well; the manifest is not counted."""
+def _sizes(folder: Path) -> tuple[int, int, int, float]:
+    """Files, their bytes, those bytes that other links lead to as well, and the newest mtime; the manifest is not counted."""
     sizes = []
+    newest_s = 0.0
     for parent, _, names in os.walk(folder):
         for name in names:
             if name != MANIFEST:
                 status = (Path(parent) / name).lstat()
                 sizes.append((status.st_size, status.st_nlink))
-    return len(sizes), sum(size for size, _ in sizes), sum(size for size, links in sizes if links > 1)
+                newest_s = max(newest_s, status.st_mtime)
+    return len(sizes), sum(size for size, _ in sizes), sum(size for size, links in sizes if links > 1), newest_s
 
 
 def _folders(folder: Path) -> Iterator[Path]:
