@@ -304,6 +304,7 @@ def test_a_gated_repository_and_a_lost_file_are_told_apart(lock: CheckpointLock,
 def test_the_token_never_follows_a_redirect_to_another_host(lock: CheckpointLock, served: Path, root: Path) -> None:
     with serve(served, options=Options(redirect=True)) as hub:
         locks.resolve(REPO, "main", endpoint=hub.url, token=None)
+        hub.requests.clear()
         # A signed address that has expired is asked for again.
         hub.faults.add(Fault(f"GET /cdn/.*{SHARD}", "status", status=403, times=1))
         get(lock, root, hub, token="hf_good")

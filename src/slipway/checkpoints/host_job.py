@@ -96,7 +96,8 @@ def _opened(path: Path, start: int) -> Iterator[IO[bytes]]:
 
 def _end_with_stdin() -> None:
     _wait_for_end()
-    os.kill(os.getpid(), signal.SIGTERM)
+    # To the main thread: it would sleep on if another one took the signal.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _wait_for_end() -> None:
