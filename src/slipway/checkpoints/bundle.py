@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 MODULES = (
     "__init__", "errors", "checkpoints/__init__", "checkpoints/fetch", "checkpoints/findings", "checkpoints/host_command",
-    "checkpoints/hub", "checkpoints/io_choice", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock",
+    "checkpoints/header_scan", "checkpoints/hub", "checkpoints/io_choice", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock",
     "checkpoints/publish", "checkpoints/reuse", "checkpoints/safetensors_header", "checkpoints/sources",
     "checkpoints/staging", "checkpoints/structure", "checkpoints/transfer", "checkpoints/transport", "checkpoints/verify",
 )  # fmt: skip
