@@ -15,14 +15,14 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import urllib.error
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -90,18 +90,19 @@ class Front(BaseHTTPRequestHandler):
                 self.connection.sendfile(stream, start, end - start)
 
     def forward(self) -> None:
-        import urllib.request
-
         length = int(self.headers.get("Content-Length", 0))
         request = urllib.request.Request(self.server.hub + self.path, self.rfile.read(length) or None)
         request.add_header("Content-Type", self.headers.get("Content-Type", ""))
-        with urllib.request.urlopen(request) as answer:
-            body = answer.read()
-            self.send_response(answer.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                status, body = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, body = error.code, error.read()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -192,7 +193,11 @@ def run(given: argparse.Namespace, place: Path) -> dict[str, list[dict[str, floa
             port = int(os.fdopen(reader).readline())
             url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
             environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(place / "home"), "HF_HUB_DISABLE_XET": "1"}
-            environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+            environment |= {
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                "PYTHONDONTWRITEBYTECODE": "",
+            }
             environment |= {"HF_HUB_DISABLE_UPDATE_CHECK": "1"}
             if tls:
                 environment |= {"SSL_CERT_FILE": tls[0], "REQUESTS_CA_BUNDLE": tls[0]}
@@ -217,7 +222,10 @@ def table(runs: dict[str, list[dict[str, float]]]) -> str:
     """Medians as a Markdown table, with ratios to the first contender."""
     keys = ("wall_s", "cpu_s_per_gb", "rss_mb")
     median = {name: {key: statistics.median(one[key] for one in ones) for key in keys} for name, ones in runs.items()}
-    lines = ["| client | wall s | cpu-s/GB | RSS MB | CPU vs buffered | wall vs buffered |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| client | wall s | cpu-s/GB | RSS MB | CPU vs buffered | wall vs buffered |",
+        "|---|---|---|---|---|---|",
+    ]
     first = next(iter(median.values()))
     for name, got in median.items():
         ratios = f"{got['cpu_s_per_gb'] / first['cpu_s_per_gb']:.2f}× | {got['wall_s'] / first['wall_s']:.2f}×"

@@ -138,6 +138,7 @@ class _Fetch:
             donors = self._donors(place, wanted, surveys)
             staging.remove_litter(self._places.root, self._progress)
             self._preflight(wanted, place)
+            staging.refuse_without_links(place)
             self._download(wanted, place, donors)
             self._arrange(wanted, held, place)
             folder = self._publish(place.tree, surveys)
