@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=200_000, help="128 bytes each, in the largest shard")
+    parser.add_argument("--rows", type=int, default=80_000, help="128 bytes each, in the largest shard")
     parser.add_argument("--root", type=Path, help="folder for everything written (default: a temporary one)")
     given = parser.parse_args()
     began_s = time.monotonic()
