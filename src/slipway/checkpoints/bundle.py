@@ -21,10 +21,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 MODULES = (
     "__init__", "errors", "checkpoints/__init__", "checkpoints/fetch", "checkpoints/findings", "checkpoints/gateway",
-    "checkpoints/host_command", "checkpoints/host_job", "checkpoints/records",
-    "checkpoints/hub", "checkpoints/io_choice", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock",
-    "checkpoints/publish", "checkpoints/reuse", "checkpoints/safetensors_header", "checkpoints/sources",
-    "checkpoints/staging", "checkpoints/structure", "checkpoints/transfer", "checkpoints/transport", "checkpoints/verify",
+    "checkpoints/header_scan", "checkpoints/host_command", "checkpoints/host_job", "checkpoints/hub",
+    "checkpoints/io_choice", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock", "checkpoints/publish",
+    "checkpoints/records", "checkpoints/reuse", "checkpoints/safetensors_header", "checkpoints/sources",
+    "checkpoints/staging", "checkpoints/structure", "checkpoints/transfer", "checkpoints/transport",
+    "checkpoints/verify",
 )  # fmt: skip
 """What is in it; a module that one of these needs and that is missing here fails a test."""
 

@@ -138,6 +138,7 @@ class _Fetch:
             donors = self._donors(place, wanted, surveys)
             staging.remove_litter(self._places.root, self._progress)
             self._preflight(wanted, place)
+            staging.refuse_without_links(place)
             self._download(wanted, place, donors)
             self._arrange(wanted, held, place)
             folder = self._publish(place.tree, surveys)
@@ -216,7 +217,9 @@ class _Fetch:
         transport = Transport(way.hub, way.patience.stall_s)
         transfer = Transfer(transport, lambda file: [source.url(lock, file) for source in way.sources], way.patience)
         label = f"fetching {lock.repo}@{lock.revision[:12]}"
-        different = {part_name(file): file for file in reversed(wanted)}
+        different: dict[str, PinnedFile] = {}
+        for file in wanted:
+            different.setdefault(part_name(file), file)
         counted = threading.Lock()
         with self._progress.track(label, sum(file.size_bytes for file in different.values())) as advance:
 

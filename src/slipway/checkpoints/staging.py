@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.part import JOURNAL, PART, Donor, read_journal
 from slipway.checkpoints.publish import write_durably
-from slipway.errors import from_os_error
+from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -101,6 +101,24 @@ def claim(root: Path, place: Place, names: Collection[str]) -> dict[str, list[Do
     except OSError as error:
         raise from_os_error(error, place.folder, "taking over what an interrupted fetch left") from error
     return found
+
+
+def refuse_without_links(place: Place) -> None:
+    """Nothing, where the file system has symbolic links; better told before hundreds of gigabytes than after.
+
+    Raises: DiskFailure.
+    """
+    probe = place.folder / "probe"
+    try:
+        os.symlink("tree", probe)  # noqa: PTH211
+        probe.unlink()
+    except OSError as error:
+        raise DiskFailure(
+            place.folder.parents[2],
+            f"cannot hold symbolic links ({(error.strerror or '').lower()})",
+            "a finished checkpoint becomes visible by a link, so that it is whole or not there",
+            "fetch into a folder on another file system with --dest",
+        ) from error
 
 
 def remove_litter(root: Path, progress: Progress) -> None:
