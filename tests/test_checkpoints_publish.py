@@ -19,6 +19,7 @@ from slipway.checkpoints import publish, staging
 from slipway.checkpoints.fetch import FetchResult, fetch
 from slipway.checkpoints.hub import Hub as HubAddress
 from slipway.checkpoints.lock import CheckpointLock
+from slipway.checkpoints.part import part_name
 from slipway.checkpoints.pins import MANIFEST
 from slipway.checkpoints.publish import published
 from slipway.checkpoints.verify import verify
@@ -413,7 +414,7 @@ def test_every_file_and_folder_is_on_disk_before_the_link_is_swapped(
     swap = done.index("replace Laguna-tiny")
     manifest = done.index(f"replace {MANIFEST}")
     for file in lock.files:
-        assert any(path.endswith(f"/tree/{file.path}") for path in done[:manifest])
+        assert any(path.endswith(f"/parts/{part_name(file)}") for path in done[:manifest])
     assert any(path.endswith("/tree/code") for path in done[:manifest])
     assert any(path.endswith("/tree") for path in done[manifest:swap])
     assert str(root / ".store" / REPO) in done[manifest:swap]

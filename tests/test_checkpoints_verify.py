@@ -192,7 +192,7 @@ def test_a_lock_without_shards_is_verified_by_digest_alone(lock: CheckpointLock,
 
 
 def test_an_unknown_level_and_a_folder_that_is_not_there_are_refused(lock: CheckpointLock, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stat, structure, full"):
+    with pytest.raises(UsageError, match="stat, structure, sample, full"):
         verify(lock, tmp_path, level="deep")
     with pytest.raises(MissingFile, match="fetch-models"):
         verify(lock, tmp_path / "none")

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "slipway"
 
 ORDER = [
-    # From the bottom up; a room may import what stands in an earlier line. Table of the design, and decision 001.
+    # From the bottom up; a room may import what stands in an earlier line. Table of the design, and decisions 001 and 002.
     {"errors"},
     {"progress"},
     {"documents"},
@@ -30,7 +30,7 @@ ORDER = [
     {"steps"},
     {"report"},
     {"book", "models"},
-    {"serving", "evidence"},
+    {"serving", "evidence", "mirrors", "spread", "holdings"},
     {"usage", "cli"},
     {"demo", "manual"},
 ]

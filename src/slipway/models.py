@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from slipway import recipe, stacks
 from slipway.checkpoints import lock as locks
+from slipway.checkpoints import lock_request as requests
+from slipway.checkpoints import records
 from slipway.checkpoints.fetch import FetchResult
 from slipway.checkpoints.fetch import fetch as fetch_one
 from slipway.checkpoints.hub import DEFAULT_ENDPOINT, Hub, hub_from_environment
@@ -22,6 +24,14 @@ from slipway.reference import embedded
 from slipway.stacks import Checkout
 
 Json = dict[str, Any]
+
+
+class Way(TypedDict, total=False):
+    """How files are fetched: from which sources, written how, and whether a plain folder may be taken over."""
+
+    sources: Sequence[str]
+    io: str
+    adopt: bool
 
 
 def wanted(
@@ -40,14 +50,17 @@ def wanted(
         return (locks.read(lock),)
     if not recipe_id:
         recipe_id = stacks.read(checkout, stacks.choose(checkout, stack)).recipe_id
-    known = {(found.repo, found.revision): found for found in _locks(checkout)}
-    return tuple(_locked(checkpoint, known) for checkpoint in recipe.find(checkout.recipes, recipe_id).checkpoints)
+    found = tuple(_locked(checkpoint, checkout) for checkpoint in recipe.find(checkout.recipes, recipe_id).checkpoints)
+    locks.refuse_broken_pairs(found)
+    return found
 
 
 def lock(
     checkout: Checkout, repo: str, revision: str, path: Path | None, *, check: bool, progress: Progress
 ) -> tuple[Json, str]:
     """The lock of `repo` at `revision` as JSON, and a sentence; written to `path` (default: the checkout's), or only compared.
+
+    The patterns of a recipe that names `repo` say which files are meant; a comparison keeps to those of the lock.
 
     Raises: LockDrift when `check` finds that upstream moved; UsageError, AuthFailure, MissingFile, NetworkFailure.
     """
@@ -59,7 +72,7 @@ def lock(
             revision,
             endpoint=hub.endpoint,
             token=hub.token,
-            allow_patterns=before.allow_patterns if before else None,
+            allow_patterns=before.allow_patterns if before else _patterns(checkout, repo),
             progress=progress,
         )
     if before:
@@ -69,10 +82,61 @@ def lock(
     return found.as_json(), f"wrote {path} ({locks.digest(found)})\n"
 
 
-def fetch(
-    checkout: Checkout, meant: Sequence[CheckpointLock], dest: Path | None, *, workers: int, progress: Progress
+def lock_requested(
+    checkout: Checkout, paths: Sequence[Path], *, check: bool, progress: Progress
 ) -> tuple[list[Json], str]:
-    """What was fetched, as JSON and as text, one entry per lock.
+    """The locks that the requests at `paths` ask for, as JSON and as text; written beside them, or only compared.
+
+    What is completed in one go is paired in one go: a pair without a revision gets the one its other half is locked at.
+
+    Raises: LockDrift when `check` finds that upstream moved; DocumentError, UsageError, AuthFailure, MissingFile, NetworkFailure.
+    """
+    meant = [(path, requests.read(path)) for path in paths]
+    known = {found.repo: found.revision for found in locks_of(checkout)}
+    entries: list[Json] = []
+    lines: list[str] = []
+    with hub_for([request.repo for _, request in meant], checkout) as hub:
+        known |= {request.repo: request.revision or requests.head(hub, request.repo) for _, request in meant}
+        for path, request in meant:
+            place = path.with_name(path.name.removesuffix(requests.SUFFIX) + ".lock.json")
+            before = locks.read(place) if check else None
+            found = requests.complete(request, hub, known, progress=progress)
+            if before:
+                locks.check(before, found)
+            else:
+                locks.write(found, place)
+            entries.append(found.as_json())
+            said = "agrees with" if check else "locks"
+            lines.append(f"{place} {said} {found.repo}@{found.revision} ({locks.digest(found)})\n")
+    return entries, "".join(lines)
+
+
+def requested(checkout: Checkout, *, locked: bool) -> list[Path]:
+    """The lock requests of the checkout, sorted; with `locked`, those that have been completed.
+
+    Raises: MissingFile when there is none.
+    """
+    paths = sorted(checkout.locks.glob(f"*{requests.SUFFIX}"))
+    if locked:
+        paths = [
+            path for path in paths if (path.parent / f"{path.name.removesuffix(requests.SUFFIX)}.lock.json").is_file()
+        ]
+    if not paths:
+        which = "completed lock request" if locked else "lock request"
+        raise MissingFile(checkout.locks, f"has no {which} (*{requests.SUFFIX})", "", "give --repo")
+    return paths
+
+
+def fetch(
+    checkout: Checkout,
+    meant: Sequence[CheckpointLock],
+    dest: Path | None,
+    *,
+    workers: int,
+    progress: Progress,
+    **way: Unpack[Way],
+) -> tuple[list[Json], str]:
+    """What was fetched, as JSON and as text, one entry per lock; `way` is what `checkpoints.fetch.fetch` knows besides.
 
     Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure, UsageError.
     """
@@ -81,8 +145,10 @@ def fetch(
     root = dest or checkout.models
     results: list[FetchResult] = []
     with hub_for([item.repo for item in meant], checkout) as hub:
-        results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress) for item in meant]
+        results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress, **way) for item in meant]
     pairs = list(zip(meant, results, strict=True))
+    for item, result in pairs:
+        records.remember_fetch(item, result.folder, skipped=result.skipped, progress=progress)
     entries = [
         {"repo": item.repo, "revision": item.revision, **asdict(result), "folder": str(result.folder)}
         for item, result in pairs
@@ -146,21 +212,45 @@ def hub_for(repos: Sequence[str], checkout: Checkout) -> Iterator[Hub]:
 
 def lock_of(checkout: Checkout, repo: str, revision: str | None) -> CheckpointLock | None:
     """The lock of `repo` at `revision`, None where the checkout has none."""
-    return next((found for found in _locks(checkout) if (found.repo, found.revision) == (repo, revision)), None)
+    return next((found for found in locks_of(checkout) if (found.repo, found.revision) == (repo, revision)), None)
 
 
-def _locks(checkout: Checkout) -> list[CheckpointLock]:
+def locks_of(checkout: Checkout) -> list[CheckpointLock]:
+    """Every lock of the checkout.
+
+    Raises: DocumentError, DiskFailure.
+    """
     return [locks.read(path) for path in sorted(checkout.locks.glob("*.lock.json"))]
 
 
-def _locked(checkpoint: Checkpoint, known: dict[tuple[str, str], CheckpointLock]) -> CheckpointLock:
-    found = known.get((checkpoint.repo, checkpoint.revision or ""))
-    if found is None:
-        what = f"{checkpoint.repo}@{checkpoint.revision or '(not pinned)'}"
-        why = "weights are fetched by size and sha256 of every file, which only a lock file names"
-        pinned = f" --revision {checkpoint.revision}" if checkpoint.revision else ""
-        remedy = f"run `invoke lock-models --repo {checkpoint.repo}{pinned}`"
-        if not checkpoint.revision:
-            remedy += ", then write the commit it prints into the recipe"
-        raise MissingFile(f"lock of {what}", "is not in checkpoints/", why, remedy)
-    return found
+def _patterns(checkout: Checkout, repo: str) -> list[str]:
+    """The shell patterns of `repo`'s files that recipes allow, or the general ones where no recipe names it."""
+    files = [path for path in sorted(checkout.recipes.glob("*.yaml")) if repo in path.read_text(encoding="utf-8")]
+    named = [
+        checkpoint
+        for path in files  # a whole book takes seconds to read
+        for item in recipe.cells(recipe.read_file(path))
+        for checkpoint in item.checkpoints
+        if checkpoint.repo == repo
+    ]
+    patterns = [pattern for checkpoint in named for pattern in checkpoint.allow_patterns]
+    return list(dict.fromkeys(patterns)) or list(recipe.ALLOW_PATTERNS)
+
+
+def _locked(checkpoint: Checkpoint, checkout: Checkout) -> CheckpointLock:
+    known = [found for found in locks_of(checkout) if found.repo == checkpoint.repo]
+    for found in known:
+        if found.revision == checkpoint.revision:
+            return found
+    what = f"{checkpoint.repo}@{checkpoint.revision or '(not pinned)'}"
+    why = "weights are fetched by size and sha256 of every file, which only a lock file names"
+    request = checkout.locks / f"{checkpoint.name.lower()}{requests.SUFFIX}"
+    pinned = f" --revision {checkpoint.revision}" if checkpoint.revision else ""
+    remedy = f"run `invoke lock-models --repo {checkpoint.repo}{pinned}`"
+    if request.is_file():
+        remedy = f"run `invoke lock-models --request {request.relative_to(checkout.root)}`"
+    if known and not checkpoint.revision:
+        remedy = f"write the commit that is locked, {known[0].revision}, into the recipe"
+    elif not checkpoint.revision:
+        remedy += ", then write the commit it prints into the recipe"
+    raise MissingFile(f"lock of {what}", "is not in checkpoints/", why, remedy)

@@ -52,6 +52,24 @@ IpAddress = Annotated[str, Matching(r"[0-9a-fA-F.:]+", "an IP address to listen 
 Day = Annotated[str, Matching(r"\d{4}-\d{2}-\d{2}", 'a day in quotes, as "2026-07-22"')]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
+ALLOW_PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "tokenizer*",
+    "*.model",
+    "merges.txt",
+    "vocab.txt",
+    "*.py",
+    "LICENSE*",
+    "NOTICE*",
+)
+"""What a checkpoint is made of: weights, configuration, chat template, tokenizer, the code that the configuration names, licence.
+
+A repository may hold more. The history of Laguna-M.1-FP8 has a tarball of an engine image under `image/`: gigabytes that no
+engine reads, and code that nobody has looked at. A list of what is allowed keeps out what its authors add later, too.
+"""
+
 
 class Architecture(Document):
     """The model's shape, as far as memory arithmetic needs it (`fit`). Head counts may differ between kinds of layers."""
@@ -109,6 +127,11 @@ class Checkpoint(Document):
 
     repo: RepoId
     revision: Revision | None
+    allow_patterns: list[str] = Field(
+        default_factory=lambda: list(ALLOW_PATTERNS),
+        min_length=1,
+        description="shell patterns of the repository's files that are locked and fetched; nothing else is",
+    )
 
     @property
     def name(self) -> str:
@@ -346,7 +369,7 @@ def read_book(folder: Path) -> tuple[Recipe, ...]:
         )
     for path in paths:
         try:
-            recipes += _cells(read_file(path))
+            recipes += cells(read_file(path))
         except DocumentError as error:
             problems += error.problems
     if problems:
@@ -362,7 +385,7 @@ def find(folder: Path, recipe_id: str) -> Recipe:
     file_id, _, cell_id = recipe_id.partition("/")
     path = folder / f"{file_id}.yaml"
     if Path(file_id).name == file_id and cell_id and path.is_file():
-        for recipe in _cells(read_file(path)):
+        for recipe in cells(read_file(path)):
             if recipe.id == recipe_id:
                 return recipe
     known = [recipe.id for recipe in read_book(folder)]
@@ -372,7 +395,8 @@ def find(folder: Path, recipe_id: str) -> Recipe:
     raise UsageError("--recipe", f"no such recipe (got {recipe_id})", why, "`invoke recipes` lists all of them")
 
 
-def _cells(book: RecipeFile) -> Iterator[Recipe]:
+def cells(book: RecipeFile) -> Iterator[Recipe]:
+    """Each cell of `book` with what the file says about model and engine."""
     for cell in book.cells:
         yield Recipe(
             model=book.model,

@@ -161,6 +161,14 @@ def read(checkout: Checkout, name: str) -> Stack:
     return Stack(name, config.recipe, hosts)
 
 
+def recipe_of(checkout: Checkout, name: str) -> str:
+    """The recipe id of the stack called `name`, whether its hosts are known or not.
+
+    Raises: DocumentError.
+    """
+    return _config(checkout.stacks / f"Pulumi.{name}.yaml").recipe
+
+
 def save_inventory(checkout: Checkout, stack: Stack) -> Path:
     """The file that holds the stack's inventory: a hand-kept one as it is, else the one saved now.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -15,19 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints import publish, staging, structure
+from slipway.checkpoints import io_choice, publish, reuse, staging, structure
+from slipway.checkpoints.part import Donor, Io, Part, part_name
 from slipway.checkpoints.pins import Pins, Progress, digest_of, silent
 from slipway.checkpoints.publish import Places
+from slipway.checkpoints.reuse import Held
+from slipway.checkpoints.sources import HUB
+from slipway.checkpoints.sources import read as read_sources
 from slipway.checkpoints.transfer import Cancelled, Patience, Transfer
 from slipway.checkpoints.transport import Transport
-from slipway.checkpoints.verify import digest_on_disk, digests_on_disk
+from slipway.checkpoints.verify import digests_on_disk
 from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from slipway.checkpoints.hub import Hub
     from slipway.checkpoints.pins import PinnedFile
+    from slipway.checkpoints.sources import Source
+    from slipway.checkpoints.staging import Place
 
 _SPARE = 0.02
 """Part of the bytes that must stay free besides: blocks, folders, other writers."""
@@ -45,7 +50,7 @@ class FetchResult:
     seconds: float
 
 
-def fetch(
+def fetch(  # noqa: PLR0913 -- each is one flag of the command
     lock: Pins,
     root: Path,
     *,
@@ -53,26 +58,48 @@ def fetch(
     workers: int = 4,
     progress: Progress = silent,
     patience: Patience | None = None,
+    sources: Sequence[str] = (),
+    io: str | Io = "",
+    adopt: bool = False,
 ) -> FetchResult:
     """The published checkpoint under `root`, every file hashed while it came and equal to the lock.
 
     `workers` files come at a time, the largest first. A checkpoint that is there and untouched costs a stat per file and no
-    request. Files of a damaged one that are still good by digest are used again. On any failure nothing is published and
-    what was published before stays.
+    request. What earlier fetches proved, good files of damaged folders and of other revisions are used again; of a damaged
+    file only the wrong chunks come anew. `sources` are tried in their order (module `sources`; the hub when there are none);
+    `io` is auto, buffered or direct. With `adopt`, right files of a plain folder at `ROOT/<name>` are taken over once hashed;
+    what else is in it stays beside the link. On any failure nothing is published and what was published before stays.
 
     Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure, UsageError.
     """
     began_s = time.monotonic()
     places = Places.of(lock, root)
+    way = _Way(hub, read_sources(sources, hub), max(workers, 1), patience or Patience(), io=_io(io, lock), adopt=adopt)
     folder = publish.published(lock, root)
     if folder is None:
-        places.prepare()
+        places.prepare(adopt=adopt)
         with staging.one_at_a_time(root, lock.repo, progress):
             try:
-                return _Fetch(lock, places, progress).run(hub, max(workers, 1), patience or Patience(), began_s)
+                return _Fetch(lock, places, way, progress).run(began_s)
             except OSError as error:
                 raise from_os_error(error, root, "publishing the checkpoint") from error
     return _skipped(lock, folder, progress, began_s)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a fetch is to be done."""
+
+    hub: Hub
+    sources: tuple[Source, ...]
+    workers: int
+    patience: Patience
+    io: Io
+    adopt: bool
+
+
+def _io(io: str | Io, lock: Pins) -> Io:
+    return io if isinstance(io, Io) else io_choice.choose(io, sum(file.size_bytes for file in lock.files))
 
 
 def _skipped(lock: Pins, folder: Path, progress: Progress, began_s: float, how: str = "untouched") -> FetchResult:
@@ -83,52 +110,88 @@ def _skipped(lock: Pins, folder: Path, progress: Progress, began_s: float, how: 
 class _Fetch:
     """One fetch, once it has its turn."""
 
-    def __init__(self, lock: Pins, places: Places, progress: Progress) -> None:
+    def __init__(self, lock: Pins, places: Places, way: _Way, progress: Progress) -> None:
         self._lock = lock
         self._places = places
+        self._way = way
         self._progress = progress
+        self._chunks: dict[str, dict[int, str]] = {}
 
-    def run(self, hub: Hub, workers: int, patience: Patience, began_s: float) -> FetchResult:
-        staging.remove_litter(self._places.root, self._progress)
+    def run(self, began_s: float) -> FetchResult:
         surveys = [publish.survey(self._lock, folder) for folder in self._places.candidates()]
         whole, how = next((survey.folder for survey in surveys if survey.intact), None), "untouched"
         good: tuple[PinnedFile, ...] = ()
         if whole is None and surveys:
-            good = self._good(surveys[0], workers)
+            good = self._good(surveys[0])
             if len(good) == len(self._lock.files) and not surveys[0].extra:
                 publish.write_manifest(self._lock, surveys[0].folder)
                 whole, how = surveys[0].folder, "touched but equal by digest"
-        if whole is not None:
+        if whole is not None and not (self._way.adopt and self._places.foreign):
             self._places.swap_link(whole)
+            staging.remove_litter(self._places.root, self._progress)
             return _skipped(self._lock, whole, self._progress, began_s, how)
-        wanted = [file for file in self._lock.files if file not in good]
-        hub.require_online()
-        with staging.staging(self._places.root) as tree:
-            self._preflight(wanted)
-            self._download(wanted, tree, hub, workers, patience)
-            for file in good:
-                _reuse(file, surveys[0].folder, tree)
-            folder = self._publish(tree, surveys)
+        held = self._held(surveys[0].folder if surveys else None, good)
+        wanted = [file for file in self._lock.files if file.path not in held]
+        if wanted and any(source.layout == HUB for source in self._way.sources):
+            self._way.hub.require_online()
+        with staging.staging(self._places.root) as place:
+            donors = self._donors(place, wanted, surveys)
+            staging.remove_litter(self._places.root, self._progress)
+            self._preflight(wanted, place)
+            staging.refuse_without_links(place)
+            self._download(wanted, place, donors)
+            self._arrange(wanted, held, place)
+            folder = self._publish(place.tree, surveys)
         size = sum(file.size_bytes for file in wanted)
-        return FetchResult(folder, len(wanted), size, len(good), skipped=False, seconds=time.monotonic() - began_s)
+        return FetchResult(folder, len(wanted), size, len(held), skipped=False, seconds=time.monotonic() - began_s)
 
-    def _good(self, survey: publish.Survey, workers: int) -> tuple[PinnedFile, ...]:
+    def _good(self, survey: publish.Survey) -> tuple[PinnedFile, ...]:
         """The files of a damaged folder that are right after all: untouched, or changed outside but equal by digest."""
-        digests = digests_on_disk(survey.folder, survey.doubtful, workers, self._progress)
+        digests = digests_on_disk(survey.folder, survey.doubtful, self._way.workers, self._progress)
         right = [file for file, digest in zip(survey.doubtful, digests) if digest == digest_of(file)]  # noqa: B905 -- 3.8
         bad = [file.path for file in (*survey.missing, *survey.doubtful) if file not in right]
         if bad:
             self._progress.note(f"damaged or missing in {survey.folder}: {', '.join(sorted(bad))}")
         return (*survey.good, *right)
 
-    def _preflight(self, wanted: Sequence[PinnedFile]) -> None:
+    def _held(self, damaged: Path | None, good: Sequence[PinnedFile]) -> dict[str, Held]:
+        """Per path, the files that need not be fetched, with what is known of their chunks."""
+        held = {file.path: Held(damaged / file.path) for file in good} if damaged else {}
+        rest = [file for file in self._lock.files if file.path not in held]
+        held.update(reuse.in_store(self._places.root, rest))
+        rest = [file for file in rest if file.path not in held]
+        foreign = self._places.foreign
+        if self._way.adopt and foreign:
+            held.update(reuse.in_folder(foreign, rest, self._way.workers, self._progress))
+        known = publish.read_chunks(damaged) if damaged else {}
+        self._chunks = {path: known[path] for path in held if path in known}
+        for path, one in held.items():
+            if one.folder:
+                self._chunks[path] = publish.read_chunks(one.folder).get(one.inside, {})
+        return held
+
+    def _donors(
+        self, place: Place, wanted: Sequence[PinnedFile], surveys: Sequence[publish.Survey]
+    ) -> dict[str, list[Donor]]:
+        """Per name of a part, what lies on this disk already of files that must be fetched: parts, and damaged files."""
+        donors = staging.claim(self._places.root, place, {part_name(file) for file in wanted})
+        for survey in surveys:
+            known = publish.read_chunks(survey.folder)
+            for file in wanted:
+                if file.path in known:
+                    digests = {**known[file.path], file.size_bytes: digest_of(file)}
+                    donors.setdefault(part_name(file), []).append(Donor(survey.folder / file.path, digests))
+        return donors
+
+    def _preflight(self, wanted: Sequence[PinnedFile], place: Place) -> None:
         """Nothing; there is room for `wanted`.
 
         Raises: DiskFailure with the numbers.
         """
         root = self._places.root
         space = os.statvfs(root)
-        needed, free = sum(file.size_bytes for file in wanted), space.f_bavail * space.f_frsize
+        had = sum(part.stat().st_blocks * 512 for part in place.parts.iterdir())
+        needed, free = max(sum(file.size_bytes for file in wanted) - had, 0), space.f_bavail * space.f_frsize
         needed += int(needed * _SPARE)
         advice = f"free {needed - free} bytes, or fetch into another folder with --dest"
         if needed > free:
@@ -148,44 +211,70 @@ class _Fetch:
                 "raise it: ulimit -f unlimited",
             )
 
-    def _download(self, wanted: Sequence[PinnedFile], tree: Path, hub: Hub, workers: int, patience: Patience) -> None:
-        """Nothing; every file of `wanted` is in `tree`."""
+    def _download(self, wanted: Sequence[PinnedFile], place: Place, donors: dict[str, list[Donor]]) -> None:
+        """Nothing; every file of `wanted` is among the parts of `place`."""
+        lock, way = self._lock, self._way
+        transport = Transport(way.hub, way.patience.stall_s)
+        transfer = Transfer(transport, lambda file: [source.url(lock, file) for source in way.sources], way.patience)
+        label = f"fetching {lock.repo}@{lock.revision[:12]}"
+        different: dict[str, PinnedFile] = {}
         for file in wanted:
-            (tree / file.path).parent.mkdir(parents=True, exist_ok=True)
-        transport = Transport(hub, patience.stall_s)
-        url_of: Callable[[str], str] = lambda path: hub.file_url(self._lock.repo, self._lock.revision, path)  # noqa: E731
-        transfer = Transfer(transport, url_of, patience)
-        label = f"fetching {self._lock.repo}@{self._lock.revision[:12]}"
+            different.setdefault(part_name(file), file)
         counted = threading.Lock()
-        with self._progress.track(label, sum(file.size_bytes for file in wanted)) as advance:
+        with self._progress.track(label, sum(file.size_bytes for file in different.values())) as advance:
 
             def count(amount: int) -> None:
                 with counted:
                     advance(amount)
 
-            def one(file: PinnedFile) -> None:
-                transfer.receive(file, tree / file.path, count)
+            def one(name: str, file: PinnedFile) -> None:
+                part = Part(place.parts / name, file, way.io, count)
+                try:
+                    transfer.receive(file, part, donors.get(name, ()))
+                finally:
+                    part.close()
+                self._chunks[file.path] = part.digests
                 self._progress.note(f"fetched {file.path} ({file.size_bytes} bytes, {digest_of(file)[:19]}… ok)")
 
-            with ThreadPoolExecutor(workers) as pool:
-                largest_first = sorted(wanted, key=lambda file: -file.size_bytes)
-                _all(transfer, [pool.submit(one, file) for file in largest_first])
+            with ThreadPoolExecutor(way.workers) as pool:
+                largest_first = sorted(different.items(), key=lambda item: -item[1].size_bytes)
+                _all(transfer, [pool.submit(one, name, file) for name, file in largest_first])
+
+    def _arrange(self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place) -> None:
+        """Nothing; every file of the lock is in the tree of `place`."""
+        placed: dict[str, str] = {}
+        for file in wanted:
+            target = place.tree / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            twin = placed.setdefault(part_name(file), file.path)
+            if twin == file.path:
+                (place.parts / part_name(file)).rename(target)
+            else:
+                reuse.place(file, Held(place.tree / twin), place.tree)
+        for file in self._lock.files:
+            if file.path in held:
+                reuse.place(file, held[file.path], place.tree)
 
     def _publish(self, tree: Path, surveys: Sequence[publish.Survey]) -> Path:
         """The folder that `tree` has become, linked; folders of the same revision that it replaces are removed."""
         if any(file.path.endswith(structure.SHARD_SUFFIX) for file in self._lock.files):
             structure.check(tree, digests_known=True)
         publish.make_read_only(tree, self._lock.files)
-        publish.write_manifest(self._lock, tree)
+        publish.write_manifest(self._lock, tree, self._chunks)
         rival = publish.published(self._lock, self._places.root)
         if rival is not None:
             self._progress.note(f"another fetch has published {rival} meanwhile; using it")
             return rival
         folder = self._places.adopt(tree, repair=bool(surveys))
+        foreign = self._places.foreign if self._way.adopt else None
+        aside = reuse.set_aside(foreign) if foreign else None
         self._places.swap_link(folder)
-        if surveys and publish.survey(self._lock, folder).intact:
-            for survey in surveys:
-                staging.remove_tree(survey.folder)
+        if aside and reuse.drop_shared(aside, folder, self._lock.files):
+            self._progress.note(f"what was in {foreign} and is not in the lock is now in {aside}")
+        removable = bool(surveys) and publish.survey(self._lock, folder).intact
+        for survey in surveys if removable else ():
+            reuse.remove(self._places.root, survey.folder)
+        if aside or removable:
             # A hard link less is a new ctime; remember it, or the next look would hash everything.
             publish.write_manifest(self._lock, folder)
         return folder
@@ -202,30 +291,3 @@ def _all(transfer: Transfer, futures: Sequence[Future[None]]) -> None:
             future.cancel()
         transfer.cancel()
         raise
-
-
-def _reuse(file: PinnedFile, source: Path, tree: Path) -> None:
-    """Nothing; `tree` has the good file of `source` too, as a hard link where the file system can.
-
-    Raises: DiskFailure when a copy differs from what was hashed before.
-    """
-    target = tree / file.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not _linked(source / file.path, target):
-        shutil.copyfile(source / file.path, target)
-        if digest_on_disk(target, file) != digest_of(file):
-            raise DiskFailure(source / file.path, "changed while it was copied", "", "fetch again")
-        with target.open("rb") as stream:
-            os.fsync(stream.fileno())
-    target.chmod(0o444)
-
-
-def _linked(source: Path, target: Path) -> bool:
-    """Whether `target` is now a hard link to `source`; where it cannot be one, it is to be copied."""
-    if os.lstat(source).st_uid != os.geteuid():
-        return False  # whoever owns the inode could change it afterwards
-    try:
-        os.link(source, target)
-    except OSError:
-        return False
-    return True

@@ -14,10 +14,10 @@ from huggingface_hub import ModelInfo
 from pydantic import Field, StringConstraints, model_validator
 
 from slipway import documents
+from slipway.checkpoints import upstream
 from slipway.checkpoints.hub import Hub
 from slipway.checkpoints.pins import digest_of, path_problem, paths_problem, repo_problem
 from slipway.checkpoints.publish import write_durably
-from slipway.checkpoints.upstream import model_info
 from slipway.errors import LockDrift, MissingFile, NetworkFailure, UsageError, from_os_error
 from slipway.progress import Progress, human_bytes, silent
 
@@ -34,6 +34,8 @@ class LockedFile(documents.Document):
     size_bytes: int = Field(ge=0, lt=1 << 62)
     sha256: Hex64 | None = None
     git_sha1: Hex40 | None = None
+    xet_hash: Hex64 | None = None
+    """How the hub's chunk store names the file, where it says so; what proves the bytes is the other digest."""
 
     @model_validator(mode="after")
     def _one_digest(self) -> Self:
@@ -53,8 +55,19 @@ class Summary(documents.Document):
     total_bytes: int
 
 
+class Pair(documents.Document):
+    """Another checkpoint that this one is known to work with, at that revision; `role` is what the other one is."""
+
+    role: Literal["target", "drafter"]
+    repo: str
+    revision: Hex40
+
+
 class CheckpointLock(documents.Document):
-    """A whole lock. `allow_patterns` says which files of the repository were meant; None means all."""
+    """A whole lock. `allow_patterns` says which files of the repository were meant; None means all.
+
+    `pairs` tie target and drafter: a drafter of another revision is served without any error and drafts in vain.
+    """
 
     schema_: Literal["slipway/checkpoint-lock/v1"] = Field(SCHEMA, alias="schema")
     repo: str
@@ -62,6 +75,7 @@ class CheckpointLock(documents.Document):
     licence: str | None = None
     allow_patterns: Annotated[tuple[str, ...], Field(strict=False)] | None = None
     summary: Summary
+    pairs: Annotated[tuple[Pair, ...], Field(strict=False)] = ()
     files: Annotated[tuple[LockedFile, ...], Field(strict=False, min_length=1)]
 
     @model_validator(mode="after")
@@ -105,8 +119,11 @@ def resolve(
         raise UsageError("--revision", f"is no revision (got {revision!a})", "a branch, tag or commit", "correct it")
     hub = Hub(endpoint, token)
     with progress.track(f"asking {hub.endpoint} about {repo}@{revision}", unit="answers"):
-        info = model_info(hub, repo, revision)
-    files = _files(info, allow_patterns)
+        info = upstream.model_info(hub, repo, revision)
+        files = _files(info, allow_patterns)
+        xet = upstream.xet_hashes(hub, repo, info.sha or "", [file.path for file in files if file.sha256], progress)
+        tensors = upstream.tensor_count(hub, repo, info.sha or "", files, progress)
+    files = tuple(file.model_copy(update={"xet_hash": xet.get(file.path)}) for file in files)
     if not files:
         if allow_patterns:
             raise MissingFile(
@@ -116,7 +133,7 @@ def resolve(
                 "correct the patterns",
             )
         raise MissingFile(f"{repo}@{revision}", "has no files", "", "check the repository's name")
-    summary = Summary(shards=_shards(files), total_bytes=_total_bytes(files))
+    summary = Summary(shards=_shards(files), tensors=tensors, total_bytes=_total_bytes(files))
     try:
         lock = CheckpointLock(
             repo=repo,
@@ -154,13 +171,41 @@ def write(lock: CheckpointLock, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, path, "writing the lock") from error
-    write_durably(path, (json.dumps(_plain(lock), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    write_durably(path, text(lock).encode())
+
+
+def text(lock: CheckpointLock) -> str:
+    """The lock as its file has it: JSON, sorted, with a final newline."""
+    return json.dumps(_plain(lock), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def with_pairs(lock: CheckpointLock, pairs: Sequence[Pair]) -> CheckpointLock:
+    """`lock`, tied to `pairs`."""
+    return lock.model_copy(update={"pairs": tuple(sorted(pairs, key=lambda pair: (pair.role, pair.repo)))})
+
+
+def refuse_broken_pairs(locks: Sequence[CheckpointLock]) -> None:
+    """Nothing when those of `locks` that name each other were locked together.
+
+    Raises: LockDrift naming both.
+    """
+    revisions = {lock.repo: lock.revision for lock in locks}
+    for lock in locks:
+        for pair in lock.pairs:
+            found = revisions.get(pair.repo, pair.revision)
+            if found != pair.revision:
+                raise LockDrift(
+                    f"lock of {lock.repo}",
+                    f"is paired with {pair.role} {pair.repo}@{pair.revision}, but that is locked at {found}",
+                    "a drafter of another revision serves without an error and its drafts are not accepted",
+                    "lock both again: lock-models --request, or pin the paired revision in the recipe",
+                )
 
 
 def digest(lock: CheckpointLock) -> str:
     """`sha256:…` over the lock's canonical JSON: sorted keys, no spaces, absent values left out."""
-    text = json.dumps(_plain(lock), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    canonical = json.dumps(_plain(lock), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
 
 
 def compare(lock: CheckpointLock, upstream: CheckpointLock) -> Drift:
@@ -241,6 +286,8 @@ def _licence(info: ModelInfo) -> str | None:
 
 def _plain(lock: CheckpointLock) -> dict[str, Any]:
     data = lock.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if not lock.pairs:
+        del data["pairs"]
     return {"licence": None, **data}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from contextlib import contextmanager
@@ -84,6 +85,12 @@ class Hasher:
     def update(self, piece: bytes | memoryview) -> None:
         """Take the next bytes."""
         self._state.update(piece)
+
+    def copy(self) -> Hasher:
+        """A hasher that has taken the same bytes and goes its own way from here."""
+        twin = copy.copy(self)
+        twin._state = self._state.copy()
+        return twin
 
     @property
     def digest(self) -> str:

@@ -24,7 +24,7 @@ from slipway.checkpoints.pins import MANIFEST, digest_of, refuse_unsafe
 from slipway.errors import DiskFailure, UsageError, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from slipway.checkpoints.pins import PinnedFile, Pins
 
@@ -120,13 +120,57 @@ def read_manifest(folder: Path, lock: Pins) -> dict[str, Any]:
     return files if same and isinstance(files, dict) else {}
 
 
-def write_manifest(lock: Pins, folder: Path) -> None:
+def read_any_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the manifest in `folder` remembers per path, whatever repository and revision it is of."""
+    try:
+        data = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    files = data.get("files") if isinstance(data, dict) and data.get("schema") == SCHEMA else None
+    return {path: known for path, known in files.items() if isinstance(known, dict)} if isinstance(files, dict) else {}
+
+
+def read_chunks(folder: Path) -> dict[str, dict[int, str]]:
+    """Per path, the digest of the file up to the end of each chunk, as the manifest in `folder` remembers them."""
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes())["prefix_digests"]
+        return {path: {int(end): str(digest) for end, digest in digests.items()} for path, digests in found.items()}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}  # without them a damaged file is fetched whole
+
+
+def write_manifest(lock: Pins, folder: Path, chunks: Mapping[str, Mapping[int, str]] | None = None) -> None:
     """Nothing; every file in `folder` is then remembered as it is now, on disk. Call it when all digests are known.
+
+    `chunks` is what `read_chunks` answers from then on; without it, what it answers now.
 
     Raises: DiskFailure, MissingFile.
     """
     files = {file.path: identity(os.lstat(folder / file.path), file) for file in lock.files}
-    data = {"schema": SCHEMA, "repo": lock.repo, "revision": lock.revision, "files": files}
+    known = read_chunks(folder) if chunks is None else chunks
+    prefixes = {path: {str(end): digest for end, digest in found.items()} for path, found in known.items() if found}
+    data = {"schema": SCHEMA, "repo": lock.repo, "revision": lock.revision, "files": files, "prefix_digests": prefixes}
+    _write_manifest(data, folder)
+
+
+def remember_links(folder: Path, paths: Collection[str]) -> None:
+    """Nothing; the manifest in `folder` then knows the new ctime of files that only gained or lost a hard link.
+
+    Call it right after making or removing the link, for files that were good before. A file that differs in anything else
+    stays as it was remembered, and is then doubtful.
+
+    Raises: DiskFailure.
+    """
+    data = json.loads((folder / MANIFEST).read_bytes())
+    for path in paths:
+        status, known = os.lstat(folder / path), data["files"][path]
+        now = (status.st_size, status.st_ino, status.st_mtime_ns)
+        if now == (known["size_bytes"], known["inode"], known["mtime_ns"]):
+            known["ctime_ns"] = status.st_ctime_ns
+    _write_manifest(data, folder)
+
+
+def _write_manifest(data: dict[str, Any], folder: Path) -> None:
     text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     mode = stat.S_IMODE(folder.stat().st_mode)
     folder.chmod(mode | 0o300)
@@ -193,8 +237,13 @@ class Places:
         refuse_unsafe(lock)
         return cls(root, root / ".store" / lock.repo, root / lock.repo.split("/")[1], lock.revision)
 
-    def prepare(self) -> None:
-        """Nothing; the store exists, and no link leads out of it or stands in the way.
+    @property
+    def foreign(self) -> Path | None:
+        """The plain folder that stands where the link belongs: copied there by hand, perhaps. None when there is none."""
+        return self.link if self.link.is_dir() and not self.link.is_symlink() else None
+
+    def prepare(self, *, adopt: bool = False) -> None:
+        """Nothing; the store exists, and no link leads out of it or stands in the way. With `adopt` a plain folder may.
 
         Raises: DiskFailure, UsageError when `ROOT/<name>` is not Slipway's.
         """
@@ -209,7 +258,8 @@ class Places:
                     _refuse_link(folder)
         except OSError as error:
             raise from_os_error(error, self.root, "preparing the checkpoint folder") from error
-        self._refuse_foreign()
+        if not (adopt and self.foreign):
+            self._refuse_foreign()
 
     def candidates(self) -> list[Path]:
         """The folders that were published for this revision, the linked one first."""
@@ -272,7 +322,7 @@ class Places:
                 self.link,
                 f"already exists and {what}",
                 f"it must be Slipway's link into {self.store.relative_to(self.root)}",
-                "move it away, or fetch into another folder with --dest",
+                "move it away, take over what is right in it with --adopt, or fetch into another folder with --dest",
             )
 
 

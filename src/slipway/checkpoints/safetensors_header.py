@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from slipway.checkpoints import header_scan
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -59,7 +61,8 @@ def read(path: Path, *, shapes_of: str = "", allow_sparse: bool = False) -> Head
         if not stat.S_ISREG(status.st_mode):
             raise Unreadable("is not a regular file")
         text = _header_text(descriptor, status.st_size)
-        tensors = parse(text, status.st_size - 8 - len(text))
+        usual = header_scan.scan(text, status.st_size - 8 - len(text), BITS, shapes_of)
+        names, shapes = usual or _named(parse(text, status.st_size - 8 - len(text)), shapes_of)
         if not allow_sparse and _has_hole(descriptor, 8 + len(text), status.st_size):
             raise Unreadable(
                 "has holes on disk that read as zeros, as an interrupted download leaves them; "
@@ -67,9 +70,7 @@ def read(path: Path, *, shapes_of: str = "", allow_sparse: bool = False) -> Head
             )
     finally:
         os.close(descriptor)
-    wanted = [name for name in tensors if name.endswith(shapes_of)] if shapes_of else []
-    shapes = {name: tensors[name]["shape"] for name in wanted}
-    return Header(set(tensors), shapes, status.st_size)
+    return Header(names, shapes, status.st_size)
 
 
 def parse(text: bytes, data_bytes: int) -> dict[str, dict[str, Any]]:
@@ -100,6 +101,11 @@ def parse(text: bytes, data_bytes: int) -> dict[str, dict[str, Any]]:
     if end < data_bytes:
         raise Unreadable(f"has {data_bytes - end} trailing bytes after the last tensor")
     return tensors
+
+
+def _named(tensors: dict[str, dict[str, Any]], shapes_of: str) -> tuple[set[str], dict[str, Any]]:
+    wanted = [name for name in tensors if name.endswith(shapes_of)] if shapes_of else []
+    return set(tensors), {name: tensors[name]["shape"] for name in wanted}
 
 
 def _spans(tensors: dict[str, Any], *, strict: bool) -> list[tuple[int, int, str]]:

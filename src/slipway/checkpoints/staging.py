@@ -11,14 +11,16 @@ import socket
 import time
 import uuid
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.checkpoints.part import JOURNAL, PART, Donor, read_journal
 from slipway.checkpoints.publish import write_durably
-from slipway.errors import from_os_error
+from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from slipway.checkpoints.pins import Progress
 
@@ -26,31 +28,101 @@ _OWNER = "owner.json"
 _ABANDONED_S = 24 * 3600
 """A staging folder of another host in which nothing was written for so long has no owner any more."""
 
+_KEPT_S = 7 * 24 * 3600
+"""Proved parts that no fetch has asked for in so long belong to a revision that nobody wants any more."""
+
 _SWAP_S = 3600
 """A link that was not moved to its place for so long never will be."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """One fetch's own folder: `tree` becomes the checkpoint, `parts` holds files that are not in it yet, by digest."""
+
+    folder: Path
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+
 @contextmanager
-def staging(root: Path) -> Iterator[Path]:
-    """An empty folder `tree` on the file system of `root`, gone after the `with` block unless it was renamed away.
+def staging(root: Path) -> Iterator[Place]:
+    """An empty place on the file system of `root`.
+
+    After the `with` block it is gone, but for parts with proved chunks: those wait there for the next fetch.
 
     Raises: DiskFailure.
     """
-    place = root / ".store" / ".staging" / uuid.uuid4().hex
+    place = Place(root / ".store" / ".staging" / uuid.uuid4().hex)
     try:
-        place.mkdir(parents=True, mode=0o700)
-        write_durably(place / _OWNER, json.dumps(_self()).encode())
-        (place / "tree").mkdir(mode=0o755)
+        place.folder.mkdir(parents=True, mode=0o700)
+        write_durably(place.folder / _OWNER, json.dumps(_self()).encode())
+        place.tree.mkdir(mode=0o755)
+        place.parts.mkdir(mode=0o700)
     except OSError as error:
-        raise from_os_error(error, place, "creating the staging folder") from error
+        raise from_os_error(error, place.folder, "creating the staging folder") from error
     try:
-        yield place / "tree"
+        yield place
     finally:
-        remove_tree(place)
+        if _proved(place):
+            _keep_proved(place)
+        else:
+            remove_tree(place.folder)
+
+
+def claim(root: Path, place: Place, names: Collection[str]) -> dict[str, list[Donor]]:
+    """Per name of a part, what earlier fetches proved of it. Parts whose owner is gone have moved to `place`.
+
+    Parts that another host's fetch may still be writing are only read: chunks are proved again when they are taken.
+    A rename succeeds for one claimer only, so none is ever written by two.
+
+    Raises: DiskFailure.
+    """
+    found: dict[str, list[Donor]] = {}
+    try:
+        for other in sorted((root / ".store" / ".staging").glob("*/parts")):
+            left = Place(other.parent)
+            if left == place:
+                continue
+            owned, here = _is_owned(left.folder), _owner_is_here(left.folder)
+            if owned and here:
+                continue  # a living process of this host: the lock, where it works, makes us wait for it
+            for part in _proved(left):
+                if part.name in names:
+                    digests = read_journal(part)
+                    path = part if owned or part.name in found else _take(part, place)
+                    if path:
+                        found.setdefault(part.name, []).append(Donor(path, digests))
+    except OSError as error:
+        raise from_os_error(error, place.folder, "taking over what an interrupted fetch left") from error
+    return found
+
+
+def refuse_without_links(place: Place) -> None:
+    """Nothing, where the file system has symbolic links; better told before hundreds of gigabytes than after.
+
+    Raises: DiskFailure.
+    """
+    probe = place.folder / "probe"
+    try:
+        os.symlink("tree", probe)  # noqa: PTH211
+        probe.unlink()
+    except OSError as error:
+        raise DiskFailure(
+            place.folder.parents[2],
+            f"cannot hold symbolic links ({(error.strerror or '').lower()})",
+            "a finished checkpoint becomes visible by a link, so that it is whole or not there",
+            "fetch into a folder on another file system with --dest",
+        ) from error
 
 
 def remove_litter(root: Path, progress: Progress) -> None:
-    """Nothing; staging folders whose owner is gone are removed, with a note.
+    """Nothing; staging folders whose owner is gone are removed, with a note. Proved parts are kept for a week.
 
     Raises: DiskFailure.
     """
@@ -60,7 +132,7 @@ def remove_litter(root: Path, progress: Progress) -> None:
             if left.is_symlink():
                 if time.time() - left.lstat().st_mtime > _SWAP_S:
                     left.unlink()
-            elif not _is_owned(left):
+            elif not _is_owned(left) and not (_proved(Place(left)) and time.time() - _newest_s(left) < _KEPT_S):
                 remove_tree(left)
                 progress.note(f"removed what an interrupted fetch left in {left}")
     except OSError as error:
@@ -94,7 +166,10 @@ def remove_tree(folder: Path) -> None:
         return
     for parent, _, _ in os.walk(folder):
         os.chmod(parent, 0o700)  # noqa: PTH101 -- os.walk speaks text
-    shutil.rmtree(folder)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        remove_tree(folder)  # another fetcher has just taken a part of it
 
 
 def _acquire(descriptor: int, repo: str, progress: Progress) -> None:
@@ -108,20 +183,59 @@ def _acquire(descriptor: int, repo: str, progress: Progress) -> None:
         progress.note(f"this file system has no locks ({error.strerror}); going on without")
 
 
+def _proved(place: Place) -> list[Path]:
+    """The parts in `place` of which a journal says something."""
+    journals = sorted(place.parts.glob(f"*{JOURNAL}")) if place.parts.is_dir() else []
+    parts = [journal.with_suffix(PART) for journal in journals]
+    return [part for part in parts if part.is_file() and not part.is_symlink() and read_journal(part)]
+
+
+def _keep_proved(place: Place) -> None:
+    """Leave nothing in `place` but proved parts, free for whoever needs them."""
+    remove_tree(place.tree)
+    kept = {path for part in _proved(place) for path in (part, part.with_suffix(JOURNAL))}
+    for path in place.parts.iterdir():
+        if path not in kept:
+            path.unlink()
+    write_durably(place.folder / _OWNER, json.dumps({**_self(), "pid": 0}).encode())
+
+
+def _take(part: Path, place: Place) -> Path | None:
+    """`part` in its new place; None when another claimer was first."""
+    mine = place.parts / part.name
+    try:
+        part.with_suffix(JOURNAL).rename(mine.with_suffix(JOURNAL))
+        part.rename(mine)
+        mine.chmod(0o600)
+    except FileNotFoundError:
+        return None
+    return mine
+
+
 def _is_owned(place: Path) -> bool:
     """Whether the fetch that made `place` may still be running."""
-    try:
-        owner = json.loads((place / _OWNER).read_bytes())
-    except (OSError, ValueError):
-        owner = None
-    me = _self()
-    if not isinstance(owner, dict) or any(owner.get(key) != me[key] for key in ("host", "pid_namespace")):
+    owner = _owner(place)
+    if not _owner_is_here(place):
         # A process elsewhere cannot be looked up; its files can.
         return time.time() - _newest_s(place) < _ABANDONED_S
-    if owner.get("boot") != me["boot"]:
+    if owner.get("boot") != _self()["boot"]:
         return False
     pid = owner.get("pid")
     return isinstance(pid, int) and _started(pid) == owner.get("started") is not None
+
+
+def _owner_is_here(place: Path) -> bool:
+    """Whether the fetch that made `place` ran where its process could be seen from here."""
+    owner, me = _owner(place), _self()
+    return all(owner.get(key) == me[key] for key in ("host", "pid_namespace"))
+
+
+def _owner(place: Path) -> dict[str, Any]:
+    try:
+        owner = json.loads((place / _OWNER).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def _self() -> dict[str, Any]:

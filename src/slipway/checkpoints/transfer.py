@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipway.checkpoints.pins import Hasher, digest_of
+from slipway.checkpoints.pins import digest_of
 from slipway.checkpoints.transport import Answer, Failed, Refused, Transport
-from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError, from_os_error
+from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
+    from slipway.checkpoints.part import Donor, Part
     from slipway.checkpoints.pins import PinnedFile
 
-_PIECE_BYTES = 1 << 20
 _PROGRESS_BYTES = 1 << 20
 
 
@@ -45,11 +44,13 @@ class Cancelled(Exception):
 
 
 class Transfer:
-    """Files of one repository at one revision; shared by all workers of a fetch."""
+    """Files of one lock from one or more sources; shared by all workers of a fetch."""
 
-    def __init__(self, transport: Transport, url_of: Callable[[str], str], patience: Patience) -> None:
+    def __init__(
+        self, transport: Transport, urls_of: Callable[[PinnedFile], Sequence[str]], patience: Patience
+    ) -> None:
         self._transport = transport
-        self._url_of = url_of
+        self._urls_of = urls_of
         self._patience = patience
         self._cancelled = threading.Event()
 
@@ -58,83 +59,103 @@ class Transfer:
         self._cancelled.set()
         self._transport.cut()
 
-    def receive(self, file: PinnedFile, target: Path, advance: Callable[[int], None]) -> None:
-        """Nothing; `target` is then a new file with the locked bytes, on disk (fsync) and read-only.
+    def receive(self, file: PinnedFile, part: Part, donors: Sequence[Donor] = ()) -> None:
+        """Nothing; `part` then holds the locked bytes, on disk (fsync) and read-only.
 
-        `advance` is told the bytes received, negative when they have to come again.
+        Chunks of `donors` that are proved are not fetched. Bytes that are wrong as a whole come once more over a fresh
+        connection, from the next source where there is one.
 
         Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure, Cancelled.
         """
-        try:
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise from_os_error(error, target, "creating the file") from error
-        try:
-            state = _State(file, target, descriptor, advance)
-            first = self._whole(file, state)
-            if first != digest_of(file):
-                state.restart()
-                second = self._whole(file, state)
-                if second != digest_of(file):
-                    raise _mismatch(self._url_of(file.path), file, first, second)
-            try:
-                os.fchmod(descriptor, 0o444)
-                os.fsync(descriptor)
-            except OSError as error:
-                raise from_os_error(error, target, "syncing the file") from error
-        finally:
-            os.close(descriptor)
+        urls = deque(self._urls_of(file))
+        got: list[str] = []
+        for helpers in ([donors] if donors else []) + [(), ()]:
+            found = self._whole(file, part, helpers, urls)
+            if found == digest_of(file):
+                part.finish()
+                return
+            part.restart()
+            if not helpers:
+                got.append(found)
+                urls.rotate(-1)
+        raise _mismatch(urls[0], file, *got)
 
-    def _whole(self, file: PinnedFile, state: _State) -> str:
-        """The digest of all bytes of `file` as they came, or what else was wrong with them."""
-        failures, high_bytes = 0, 0
+    def _whole(self, file: PinnedFile, part: Part, donors: Sequence[Donor], urls: deque[str]) -> str:
+        """The digest of all bytes of `file` as they came, or what else was wrong with them.
+
+        A source that fails for good is left for the next one; the last one's failure is raised.
+        """
+        failures, high_bytes, gone = 0, part.received_bytes, 0
         while True:
             try:
-                return self._once(file, state)
+                return self._once(file, part, donors, urls[0])
             except Failed as failure:
                 # Only bytes never had before count as progress: a server that restarts at 0 each time must not hold us.
-                if state.received_bytes >= high_bytes + _PROGRESS_BYTES:
-                    high_bytes, failures = state.received_bytes, 0
+                if part.received_bytes >= high_bytes + _PROGRESS_BYTES:
+                    high_bytes, failures = part.received_bytes, 0
                 failures += 1
-                self._pause(self._url_of(file.path), failure, failures)
+                if gone + 1 < len(urls) and not self._cancelled.is_set() and self._is_final(failure, failures):
+                    gone, failures = gone + 1, 0
+                    urls.rotate(-1)
+                    continue
+                self._pause(urls[0], failure, failures)
 
-    def _once(self, file: PinnedFile, state: _State) -> str:
-        """One connection's worth; goes on where the last one ended."""
-        if self._cancelled.is_set():
-            raise Cancelled
+    def _once(self, file: PinnedFile, part: Part, donors: Sequence[Donor], url: str) -> str:
+        """One try; goes on where the last one ended."""
+        while part.received_bytes < file.size_bytes:
+            if self._cancelled.is_set():
+                raise Cancelled
+            if donors and part.at_chunk and any(part.offer(donor) for donor in donors):
+                continue
+            problem = self._request(file, part, url, part.missing_until(donors))
+            if problem:
+                return problem
+        return part.digest
+
+    def _request(self, file: PinnedFile, part: Part, url: str, end: int | None) -> str:
+        """What is wrong with one answer to one request; empty when it brought all that was asked for."""
+        start = part.received_bytes
         try:
-            answer = self._transport.get(self._url_of(file.path), state.received_bytes)
+            answer = self._transport.get(url, start, end)
         except Refused as refusal:
-            if refusal.status == 416 and state.received_bytes:
-                state.restart()
+            if refusal.status == 416 and start:
                 return "a shorter file (range not satisfiable)"
             raise
         try:
-            if answer.end is not None and answer.end != file.size_bytes:
-                return f"{answer.end} bytes"
-            if answer.start != state.received_bytes:
-                state.restart()
-            self._drain(answer, state)
+            if answer.total is not None and answer.total != file.size_bytes:
+                return f"{answer.total} bytes"
+            if answer.start != start:
+                part.restart()
+            self._drain(answer, part, file.size_bytes)
+            if part.received_bytes < (end or file.size_bytes):
+                text = f"the connection ended after {part.received_bytes} of {file.size_bytes} bytes"
+                raise Failed(text, again=True)
+            if answer.total is None and end is None and answer.read_into(part.room):
+                return f"more than {file.size_bytes} bytes"
         finally:
             answer.close()
-        if state.received_bytes < file.size_bytes:
-            raise Failed(f"the connection ended after {state.received_bytes} of {file.size_bytes} bytes", again=True)
-        return state.hasher.digest if state.received_bytes == file.size_bytes else f"more than {file.size_bytes} bytes"
+        return ""
 
-    def _drain(self, answer: Answer, state: _State) -> None:
-        since_s, since_bytes = time.monotonic(), state.received_bytes
-        while not state.overfull:
-            piece = answer.read(_PIECE_BYTES)
+    def _drain(self, answer: Answer, part: Part, size_bytes: int) -> None:
+        since_s, since_bytes = time.monotonic(), part.received_bytes
+        while part.received_bytes < size_bytes:
+            count = answer.read_into(part.room)
             if self._cancelled.is_set():
                 raise Cancelled
-            if not piece:
+            if not count:
                 return
-            state.take(piece)
+            part.took(count)
             now_s = time.monotonic()
             if now_s - since_s >= self._patience.stall_s:
-                if state.received_bytes - since_bytes < self._patience.min_bytes_per_stall:
+                if part.received_bytes - since_bytes < self._patience.min_bytes_per_stall:
                     raise Failed("the connection is stalled", again=True)
-                since_s, since_bytes = now_s, state.received_bytes
+                since_s, since_bytes = now_s, part.received_bytes
+
+    def _is_final(self, failure: Failed, failures: int) -> bool:
+        """Whether this source is not asked again."""
+        asked_s = failure.retry_after_s if isinstance(failure, Refused) else None
+        patience = self._patience
+        return not failure.again or failures >= patience.attempts or (asked_s or 0) > patience.max_retry_after_s
 
     def _pause(self, url: str, failure: Failed, failures: int) -> None:
         """Wait before the next try.
@@ -145,7 +166,7 @@ class Transfer:
             raise Cancelled
         patience = self._patience
         asked_s = failure.retry_after_s if isinstance(failure, Refused) else None
-        if not failure.again or failures >= patience.attempts or (asked_s or 0) > patience.max_retry_after_s:
+        if self._is_final(failure, failures):
             raise _final(url, failure, failures, asked_s)
         backoff_s = min(patience.max_wait_s, patience.base_wait_s * 2 ** (failures - 1)) * random.uniform(0.5, 1)  # noqa: S311
         wait = self._cancelled.wait if patience.wait is None else patience.wait
@@ -154,42 +175,10 @@ class Transfer:
             raise Cancelled
 
 
-class _State:
-    """How far one file has come: the bytes on disk and the digest over them grow together."""
-
-    def __init__(self, file: PinnedFile, target: Path, descriptor: int, advance: Callable[[int], None]) -> None:
-        self._file = file
-        self._target = target
-        self._descriptor = descriptor
-        self._advance = advance
-        self.received_bytes = 0
-        self.hasher = Hasher(file)
-
-    @property
-    def overfull(self) -> bool:
-        return self.received_bytes > self._file.size_bytes
-
-    def restart(self) -> None:
-        self._advance(-self.received_bytes)
-        self.received_bytes = 0
-        self.hasher = Hasher(self._file)
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-
-    def take(self, piece: bytes) -> None:
-        self.hasher.update(piece)
-        rest = memoryview(piece)
-        try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
-            raise from_os_error(error, self._target, "writing the file") from error
-        self.received_bytes += len(piece)
-        self._advance(len(piece))
-
-
 def _mismatch(url: str, file: PinnedFile, first: str, second: str) -> IntegrityMismatch:
-    what = "the hub serves other bytes than the lock names" if first == second else "the way from the hub spoils bytes"
+    what = (
+        "upstream serves other bytes than the lock names" if first == second else "the way from upstream spoils bytes"
+    )
     got = first if first == second else f"{first}, then {second}"
     return IntegrityMismatch(
         file.path,

@@ -9,8 +9,9 @@ import re
 import socket
 import ssl
 import threading
+import time
 import weakref
-from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -18,10 +19,17 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, getproxies
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from slipway.checkpoints.hub import Hub
 
 _MAX_REDIRECTS = 5
 _AGENT = "slipway-fetch"
+
+_GATHER_BYTES = 1 << 18
+"""Handed on at a time: enough that Python costs little per byte, and still in the core's cache when it is hashed."""
+
+_GATHER_S = 0.25
 
 
 class Failed(Exception):
@@ -46,31 +54,76 @@ class Refused(Failed):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True)
 class Answer:
-    """An open body: its status (200 or 206), the file offset of its first byte, and its announced end, if it says so."""
+    """An open body: the file offset of its first byte, and the length of the whole file, if the server says so."""
 
-    status: int
-    start: int
-    end: int | None
-    body: HTTPResponse
+    def __init__(self, body: HTTPResponse, start: int, total: int | None) -> None:
+        self._body = body
+        self._left = None if body.chunked else body.length
+        self._ahead: int | None = None
+        self._read: Callable[[memoryview], int] = len
+        self.start = start
+        self.total = total
 
-    def read(self, at_most: int) -> bytes:
-        """What has arrived, at least one byte; empty at the end.
+    def read_into(self, room: memoryview) -> int:
+        """How many bytes now stand at the front of `room`: what has arrived, at least one; 0 at the end.
 
         Raises: Failed.
         """
         try:
-            return self.body.read1(at_most)
+            if self._left is None:
+                piece = self._body.read1(len(room))
+                room[: len(piece)] = piece
+                return len(piece)
+            count = self._gather(room[: min(self._left, _GATHER_BYTES)])
         except (OSError, HTTPException, ValueError, AttributeError) as error:
             raise _failed(error) from error
+        self._left -= count
+        return count
+
+    def _gather(self, room: memoryview) -> int:
+        """As `read_into`, but goes on for a moment while `room` is not full: TLS hands out 16 KiB at a time."""
+        count, since_s = 0, time.monotonic()
+        while count < len(room) and (not count or time.monotonic() - since_s < _GATHER_S):
+            try:
+                received = self._receive(room[count:])
+            except OSError:
+                if count:
+                    break  # what came before is good; the next call meets the failure again
+                raise
+            if not received:
+                break
+            count += received
+        return count
+
+    def _receive(self, room: memoryview) -> int:
+        """One read, past HTTPResponse and its buffer once that is empty: they would copy everything, or wait until it is full."""
+        buffered: Any = self._body.fp
+        if self._ahead is None:
+            self._ahead = len(buffered.peek())
+            self._read = _reader(buffered)
+            if not self._ahead:
+                return 0
+        if self._ahead:
+            count = int(buffered.readinto1(room[: self._ahead]))
+            self._ahead -= count
+            return count
+        return self._read(room)
 
     def close(self) -> None:
-        self.body.close()
+        self._body.close()
+
+
+def _reader(buffered: Any) -> Callable[[memoryview], int]:
+    """What reads on where `buffered`, now empty, would: its socket, without the layers between."""
+    connection = getattr(buffered.raw, "_sock", None)
+    if isinstance(connection, ssl.SSLSocket):
+        return lambda room: connection.read(len(room), room)  # type: ignore[return-value]
+    return connection.recv_into if isinstance(connection, socket.socket) else buffered.readinto1
 
 
 class Transport:
-    """GETs from one hub; `stall_s` is how long a read may bring nothing."""
+    """GETs from one hub and its mirrors; `stall_s` is how long a read may bring nothing. Only the hub sees its token."""
 
     def __init__(self, hub: Hub, stall_s: float) -> None:
         self._hub = hub
@@ -81,14 +134,15 @@ class Transport:
         for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
             self._opener.add_handler(handler)
 
-    def get(self, url: str, start: int = 0) -> Answer:
-        """The body of `url` from byte `start` on, or from 0 when the server ignores ranges.
+    def get(self, url: str, start: int = 0, end: int | None = None) -> Answer:
+        """The body of `url` from byte `start` to `end` (None: all), or from 0 when the server ignores ranges.
 
         Raises: Failed, Refused.
         """
         origin = url
+        span = f"bytes={start}-{'' if end is None else end - 1}" if start or end is not None else ""
         for _ in range(_MAX_REDIRECTS + 1):
-            response = self._request(url, start, with_token=_origin(url) == _origin(origin))
+            response = self._request(url, span)
             status = response.status
             if status in {200, 206}:
                 return _answer(response, start)
@@ -113,11 +167,11 @@ class Transport:
                 except OSError:
                     continue  # already at its end
 
-    def _request(self, url: str, start: int, *, with_token: bool) -> HTTPResponse:
+    def _request(self, url: str, span: str) -> HTTPResponse:
         request = Request(url, headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"})  # noqa: S310 -- scheme checked
-        if start:
-            request.add_unredirected_header("Range", f"bytes={start}-")
-        if with_token and self._hub.token:
+        if span:
+            request.add_unredirected_header("Range", span)
+        if self._hub.token and _origin(url) == _origin(self._hub.endpoint):
             request.add_unredirected_header("Authorization", f"Bearer {self._hub.token}")
         try:
             response = self._opener.open(request, timeout=self._stall_s)
@@ -166,12 +220,12 @@ def _kept(base: Any, keep: Any) -> Any:
 def _answer(response: HTTPResponse, start: int) -> Answer:
     length = response.headers.get("Content-Length", "")
     if response.status == 206:
-        match = re.match(r"bytes (\d+)-(\d+)/", response.headers.get("Content-Range", ""))
+        match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != start:
             response.close()
             raise Failed("the server answered another range than it was asked for", again=False)
-        return Answer(206, start, int(match[2]) + 1, response)
-    return Answer(200, 0, int(length) if length.isdigit() else None, response)
+        return Answer(response, start, None if match[2] == "*" else int(match[2]))
+    return Answer(response, 0, int(length) if length.isdigit() else None)
 
 
 def _failed(error: Exception) -> Failed:
@@ -190,6 +244,10 @@ def _wait_s(headers: Any) -> float | None:
     after = str(headers.get("Retry-After", "")).strip()
     if after.isdigit():
         return float(after)
+    try:
+        return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+    except (TypeError, ValueError, IndexError):
+        pass  # no date either; perhaps the other header says it
     match = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,6})", str(headers.get("RateLimit", "")))
     return float(match[1]) if match else None
 

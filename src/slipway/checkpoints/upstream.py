@@ -5,8 +5,9 @@ Source: huggingface_hub 2.4.0 errors.py and utils/_http.py, read 2026-11-30.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx2
@@ -20,10 +21,16 @@ from huggingface_hub.errors import (
 )
 
 from slipway.checkpoints.hub import Hub, offline
-from slipway.errors import AuthFailure, MissingFile, NetworkFailure, SlipwayError
+from slipway.checkpoints.pins import Hasher, PinnedFile, digest_of
+from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError
+from slipway.progress import Progress
 
 TIMEOUT_S = 60.0
 """How long the hub may take for the listing of one repository."""
+
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 32 << 20
+"""Largest index that is read to count tensors. M.1's, with 51,456 tensors, has 6.4 MB."""
 
 
 def model_info(hub: Hub, repo: str, revision: str) -> ModelInfo:
@@ -39,6 +46,55 @@ def model_info(hub: Hub, repo: str, revision: str) -> ModelInfo:
         # Without a token the library would look for one by itself; what was read from the environment is all there is.
         api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
         return api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+
+
+def xet_hashes(hub: Hub, repo: str, revision: str, paths: Sequence[str], progress: Progress) -> dict[str, str]:
+    """Path → name in the hub's chunk store, for those of `paths` that are kept there; empty, with a note, when it does not say."""
+    if not paths:
+        return {}
+    try:
+        with _translated(hub, f"{repo}@{revision}"):
+            api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
+            found = api.get_paths_info(repo, list(paths), revision=revision)
+    except SlipwayError as error:
+        progress.note(f"no xet hashes for {repo}: {error}")
+        return {}
+    hashes = {entry.path: getattr(entry, "xet_hash", None) for entry in found}
+    return {path: text for path, text in hashes.items() if text and re.fullmatch("[0-9a-f]{64}", text)}
+
+
+def tensor_count(hub: Hub, repo: str, revision: str, files: Sequence[PinnedFile], progress: Progress) -> int | None:
+    """How many tensors the checkpoint has, by its index or the header of its only shard; None, with a note, where that is dear."""
+    shards = [file for file in files if file.path.endswith(".safetensors")]
+    index = next((file for file in files if file.path == INDEX), None)
+    try:
+        with _translated(hub, f"{repo}@{revision}"):
+            if index is not None and index.size_bytes <= MAX_INDEX_BYTES:
+                return len(json.loads(_bytes(hub, repo, revision, index))["weight_map"])
+            if index is None and len(shards) == 1:
+                api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
+                return len(api.parse_safetensors_file_metadata(repo, shards[0].path, revision=revision).tensors)
+    except SlipwayError as error:
+        progress.note(f"tensors of {repo} are not counted: {error}")
+    return None
+
+
+def _bytes(hub: Hub, repo: str, revision: str, file: PinnedFile) -> bytes:
+    """The bytes of one small file, equal to the hub's own digest of it."""
+    hasher, pieces, size = Hasher(file), [], 0
+    headers = {"Authorization": f"Bearer {hub.token}"} if hub.token else {}
+    url = hub.file_url(repo, revision, file.path)
+    with httpx2.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
+        answer.raise_for_status()
+        for piece in answer.iter_bytes():
+            size += len(piece)
+            if size > file.size_bytes:
+                break
+            hasher.update(piece)
+            pieces.append(piece)
+    if size != file.size_bytes or hasher.digest != digest_of(file):
+        raise IntegrityMismatch(file.path, "the hub serves other bytes than it names", "", "try again later")
+    return b"".join(pieces)
 
 
 @contextmanager

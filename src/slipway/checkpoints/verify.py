@@ -1,28 +1,35 @@
-"""A folder held against its lock, offline: by stat, by structure, or by every byte."""
+"""A folder held against its lock, offline: by stat, by structure, by random chunks, or by every byte."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints import publish, structure
+from slipway.checkpoints import publish, records, structure
 from slipway.checkpoints.findings import Finding, refuse
 from slipway.checkpoints.pins import MANIFEST, Hasher, Pins, Progress, digest_of, refuse_unsafe, silent
-from slipway.errors import MissingFile, UsageError
+from slipway.checkpoints.records import CHUNK_BYTES, ChunkDigests, chunk_count
+from slipway.errors import DiskFailure, MissingFile, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from slipway.checkpoints.pins import PinnedFile
 
-LEVELS = ("stat", "structure", "full")
+LEVELS = ("stat", "structure", "sample", "full")
 """From the cheapest to the one that reads every byte; each includes those before it."""
+
+SAMPLED_CHUNKS = 16
+"""How many chunks level sample reads unless told otherwise: 1 GiB, seconds on any disk."""
 
 _PIECE_BYTES = 1 << 21
 
@@ -37,13 +44,23 @@ class Verification:
     seconds: float
 
 
-def verify(
-    lock: Pins, folder: Path, *, level: str = "full", workers: int = 4, progress: Progress = silent
+def verify(  # noqa: PLR0913 -- each is one flag of the command
+    lock: Pins,
+    folder: Path,
+    *,
+    level: str = "full",
+    workers: int = 4,
+    progress: Progress = silent,
+    sampled_chunks: int = SAMPLED_CHUNKS,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Verification:
     """What was verified, when `folder` holds the files of `lock` and no others.
 
     `stat`: presence, sizes and, where Slipway published the folder, that no file was touched since. `structure`: headers,
-    index and config besides. `full`: the digest of every byte, `workers` files at a time.
+    index and config besides. `sample`: the digests of `sampled_chunks` chunks chosen at random besides. `full`: the digest of
+    every byte, `workers` files at a time; the first time, the digests of all chunks are remembered for `sample`.
+
+    Success is remembered beside a published folder (module `records`).
 
     Raises: MissingFile, IntegrityMismatch or DiskFailure with every bad file named; UsageError for an unknown level.
     """
@@ -55,17 +72,24 @@ def verify(
         raise MissingFile(folder, "no such folder", "a fetched checkpoint is verified here", "fetch it: fetch-models")
     findings = _by_stat(lock, folder, touched=level != "full")
     wrong = {finding.path for finding in findings}
+    chunks: dict[str, ChunkDigests] = {}
     if level == "full":
         present = [file for file in lock.files if file.path not in wrong]
-        findings += _by_digest(folder, present, workers, progress)
+        chunks = _chunks_wanted(lock, folder, chunk_bytes)
+        findings += _by_digest(folder, present, workers, progress, chunks)
     refuse(folder, findings)
     if level != "stat" and any(file.path.endswith(structure.SHARD_SUFFIX) for file in lock.files):
         structure.check(folder, digests_known=level == "full")
     size = sum(file.size_bytes for file in lock.files)
+    if level == "sample":
+        size = _sample(lock, folder, progress, sampled_chunks, chunk_bytes)
+    _remember(lock, folder, level, progress, {path: found.digests for path, found in chunks.items()}, chunk_bytes)
     return Verification(level, len(lock.files), size, time.monotonic() - began_s)
 
 
-def digest_on_disk(path: Path, file: PinnedFile, advance: Callable[[int], None] | None = None) -> str:
+def digest_on_disk(
+    path: Path, file: PinnedFile, advance: Callable[[int], None] | None = None, chunks: ChunkDigests | None = None
+) -> str:
     """The digest of the bytes at `path`, comparable with that of `file`; a text that equals none when it cannot be read."""
     hasher = Hasher(file)
     buffer = memoryview(bytearray(_PIECE_BYTES))
@@ -80,6 +104,8 @@ def digest_on_disk(path: Path, file: PinnedFile, advance: Callable[[int], None] 
                 if not count:
                     return hasher.digest
                 hasher.update(buffer[:count])
+                if chunks is not None:
+                    chunks.update(buffer[:count])
                 if advance:
                     advance(count)
     except OSError as error:
@@ -89,8 +115,14 @@ def digest_on_disk(path: Path, file: PinnedFile, advance: Callable[[int], None] 
 _UNREADABLE = "cannot be read: "
 
 
-def digests_on_disk(folder: Path, files: Sequence[PinnedFile], workers: int, progress: Progress) -> list[str]:
-    """The digest of each of `files` as it lies in `folder`, in their order, `workers` files at a time."""
+def digests_on_disk(
+    folder: Path,
+    files: Sequence[PinnedFile],
+    workers: int,
+    progress: Progress,
+    chunks: Mapping[str, ChunkDigests] = MappingProxyType({}),
+) -> list[str]:
+    """The digest of each of `files` as it lies in `folder`, in their order, `workers` files at a time; `chunks` see the bytes too."""
     counted = threading.Lock()
     with progress.track(f"hashing {folder}", sum(file.size_bytes for file in files)) as advance:
 
@@ -99,7 +131,8 @@ def digests_on_disk(folder: Path, files: Sequence[PinnedFile], workers: int, pro
                 advance(amount)
 
         with ThreadPoolExecutor(max(workers, 1)) as pool:
-            return list(pool.map(lambda file: digest_on_disk(folder / file.path, file, count), files))
+            one = lambda file: digest_on_disk(folder / file.path, file, count, chunks.get(file.path))  # noqa: E731
+            return list(pool.map(one, files))
 
 
 def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
@@ -131,12 +164,89 @@ def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
     return findings
 
 
-def _by_digest(folder: Path, files: Sequence[PinnedFile], workers: int, progress: Progress) -> list[Finding]:
+def _by_digest(
+    folder: Path, files: Sequence[PinnedFile], workers: int, progress: Progress, chunks: Mapping[str, ChunkDigests]
+) -> list[Finding]:
     findings = []
-    digests = digests_on_disk(folder, files, workers, progress)
+    digests = digests_on_disk(folder, files, workers, progress, chunks)
     for file, digest in zip(files, digests):  # noqa: B905 -- strict is newer than some hosts' Python
         if digest.startswith(_UNREADABLE):
             findings.append(Finding(file.path, digest, "disk"))
         elif digest != digest_of(file):
             findings.append(Finding(file.path, f"expected {digest_of(file)}, got {digest}"))
     return findings
+
+
+def _chunks_wanted(lock: Pins, folder: Path, chunk_bytes: int) -> dict[str, ChunkDigests]:
+    """One hasher of chunks for each file that has several and whose chunks are not known yet; none outside of a store."""
+    if records.place_of(folder, "chunks") is None:
+        return {}
+    known = records.read_chunks(lock, folder, chunk_bytes)
+    several = [file.path for file in lock.files if chunk_count(file, chunk_bytes) > 1]
+    return {path: ChunkDigests(chunk_bytes) for path in several if path not in known}
+
+
+def _sample(lock: Pins, folder: Path, progress: Progress, count: int, chunk_bytes: int) -> int:
+    """How many bytes were read: `count` chunks (all, if there are fewer), each equal to what was recorded.
+
+    A file of one chunk needs no record: its digest stands in the lock.
+
+    Raises: MissingFile when nobody has recorded chunk digests, IntegrityMismatch, DiskFailure.
+    """
+    known = records.read_chunks(lock, folder, chunk_bytes)
+    places = [(file, number) for file in lock.files for number in range(chunk_count(file, chunk_bytes))]
+    unknown = [file.path for file in lock.files if file.path not in known and chunk_count(file, chunk_bytes) > 1]
+    if unknown:
+        raise MissingFile(
+            folder / unknown[0],
+            "digests of its chunks are not recorded",
+            "level sample compares chunks with what a full check of a published folder has recorded",
+            "run verify-models with --level full once",
+        )
+    chosen = random.SystemRandom().sample(places, min(count, len(places)))
+    findings, read = [], 0
+    with progress.track(f"sampling {folder}", len(chosen), unit="chunks") as advance:
+        for file, number in sorted(chosen, key=lambda place: (place[0].path, place[1])):
+            start = number * chunk_bytes
+            size = min(chunk_bytes, file.size_bytes - start)
+            if file.path in known:
+                wanted, got = f"sha256:{known[file.path][number]}", _chunk_on_disk(folder / file.path, start, size)
+            else:
+                wanted, got = digest_of(file), digest_on_disk(folder / file.path, file)
+            if got != wanted:
+                what = f"bytes {start} to {start + size}: expected {wanted}, got {got}"
+                findings.append(Finding(file.path, what, "disk" if got.startswith(_UNREADABLE) else "mismatch"))
+            read += size
+            advance(1)
+    refuse(folder, findings)
+    return read
+
+
+def _chunk_on_disk(path: Path, start: int, size: int) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        state, place = hashlib.sha256(), start
+        try:
+            while place < start + size:
+                piece = os.pread(descriptor, min(_PIECE_BYTES, start + size - place), place)
+                if not piece:
+                    break
+                state.update(piece)
+                place += len(piece)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return f"{_UNREADABLE}{error.strerror}"
+    return f"sha256:{state.hexdigest()}"
+
+
+def _remember(
+    lock: Pins, folder: Path, level: str, progress: Progress, chunks: Mapping[str, Sequence[str]], chunk_bytes: int
+) -> None:
+    """Nothing; the record of `folder` says what was proved. Where it cannot be written the proof stands all the same."""
+    try:
+        if chunks:
+            records.write_chunks(lock, folder, chunks, chunk_bytes)
+        records.write_proved(lock, folder, level)
+    except (OSError, DiskFailure, MissingFile) as error:
+        progress.note(f"that {folder} was verified is not recorded: {error}")

@@ -1,0 +1,143 @@
+"""What is remembered about a published folder beside the folder itself: when it was last proved, and digests of its chunks.
+
+::
+
+    ROOT/.store/.records/<owner>/<name>/<folder>.proved.json    level → when
+    ROOT/.store/.records/<owner>/<name>/<folder>.chunks.json    file → digest of every 64 MiB
+
+A published folder is read-only and holds nothing but its checkpoint and manifest, so records live outside of it. Chunk digests
+are bound to the locked digest of their file: a record of other bytes is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway.checkpoints.pins import MANIFEST, digest_of
+from slipway.checkpoints.publish import write_durably
+from slipway.errors import SlipwayError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from slipway.checkpoints.pins import PinnedFile, Pins, Progress
+
+CHUNK_BYTES = 64 << 20
+
+_PROVED, _CHUNKS = "slipway/checkpoint-proved/v1", "slipway/checkpoint-chunks/v1"
+
+
+class ChunkDigests:
+    """Feed it the bytes of a file in order; `digests` then has the SHA-256 of every chunk, the last one perhaps shorter."""
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._left = chunk_bytes
+        self._state = hashlib.sha256()
+        self._done: list[str] = []
+
+    def update(self, piece: memoryview) -> None:
+        """Take the next bytes."""
+        while piece:
+            part = piece[: self._left]
+            self._state.update(part)
+            self._left -= len(part)
+            piece = piece[len(part) :]
+            if not self._left:
+                self._done.append(self._state.hexdigest())
+                self._state, self._left = hashlib.sha256(), self._chunk_bytes
+
+    @property
+    def digests(self) -> list[str]:
+        whole = self._left == self._chunk_bytes and self._done
+        return self._done if whole else [*self._done, self._state.hexdigest()]
+
+
+def place_of(folder: Path, kind: str) -> Path | None:
+    """Where records of `folder` (or of what it links to) lie; None for a folder that Slipway did not publish."""
+    real = folder.resolve()
+    parents = real.parents
+    if len(parents) < 4 or parents[2].name != ".store" or not (real / MANIFEST).is_file():
+        return None
+    return parents[2] / ".records" / parents[1].name / parents[0].name / f"{real.name}.{kind}.json"
+
+
+def read_proved(folder: Path) -> dict[str, str]:
+    """Level → when `folder` last passed it, as `2026-11-30T23:14:10Z`; empty when it was never verified since it was fetched."""
+    levels = _read(place_of(folder, "proved"), _PROVED).get("levels")
+    return {str(level): str(when) for level, when in levels.items()} if isinstance(levels, dict) else {}
+
+
+def write_proved(lock: Pins, folder: Path, level: str) -> None:
+    """Nothing; `folder` has passed `level` now. A folder that Slipway did not publish keeps no record.
+
+    Raises: DiskFailure, OSError.
+    """
+    place = place_of(folder, "proved")
+    if place is None:
+        return
+    levels = {**read_proved(folder), level: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    _write(place, {"schema": _PROVED, "repo": lock.repo, "revision": lock.revision, "levels": levels})
+
+
+def remember_fetch(lock: Pins, folder: Path, *, skipped: bool, progress: Progress) -> None:
+    """Nothing; a fetch hashes every byte, so what it has published counts as verified in full, unless nothing was fetched."""
+    if skipped:
+        return
+    try:
+        write_proved(lock, folder, "full")
+    except (OSError, SlipwayError) as error:
+        progress.note(f"that {folder} was proved is not recorded: {error}")
+
+
+def read_chunks(lock: Pins, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> dict[str, list[str]]:
+    """Path → chunk digests, of those files of `lock` whose locked bytes were chunked by `chunk_bytes` before."""
+    data = _read(place_of(folder, "chunks"), _CHUNKS)
+    files = data.get("files")
+    if data.get("chunk_bytes") != chunk_bytes or not isinstance(files, dict):
+        return {}
+    found = {}
+    for file in lock.files:
+        known = files.get(file.path)
+        if isinstance(known, dict) and known.get("digest") == digest_of(file) and isinstance(known.get("chunks"), list):
+            found[file.path] = [str(digest) for digest in known["chunks"]]
+    return found
+
+
+def write_chunks(lock: Pins, folder: Path, chunks: Mapping[str, Sequence[str]], chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Nothing; `chunks` of files that agree with `lock` are remembered, besides what was.
+
+    Raises: DiskFailure, OSError.
+    """
+    place = place_of(folder, "chunks")
+    if place is None:
+        return
+    known = {**read_chunks(lock, folder, chunk_bytes), **{path: list(found) for path, found in chunks.items()}}
+    files = {
+        file.path: {"digest": digest_of(file), "chunks": known[file.path]} for file in lock.files if file.path in known
+    }
+    _write(place, {"schema": _CHUNKS, "chunk_bytes": chunk_bytes, "algorithm": "sha256", "files": files})
+
+
+def chunk_count(file: PinnedFile, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """How many chunks `file` has; an empty file has one."""
+    return max(-(-file.size_bytes // chunk_bytes), 1)
+
+
+def _read(place: Path | None, schema: str) -> dict[str, Any]:
+    if place is None:
+        return {}
+    try:
+        data = json.loads(place.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}  # without a record nothing is claimed
+    return data if isinstance(data, dict) and data.get("schema") == schema else {}
+
+
+def _write(place: Path, data: dict[str, Any]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(place, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
