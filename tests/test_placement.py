@@ -111,3 +111,9 @@ def test_two_nodes_never_share_a_name_or_address(what: str) -> None:
         lines.append(f"  - {{name: {values['name']}, address: {values['address']}}}")
     with pytest.raises(DocumentError, match=f"two nodes have the {what} same"):
         parse("\n".join(lines), Inventory, "x.yaml")
+
+
+def test_nodes_that_must_reach_each_other_have_no_loopback_address() -> None:
+    here = node("a", 8).model_copy(update={"address": "127.0.0.1"})
+    with pytest.raises(PlanRefused, match="node a has a loopback address"):
+        placement.place(pd(), hosts(here, node("b", 8)))

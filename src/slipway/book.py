@@ -17,7 +17,8 @@ from slipway.engines.schema import FlagSchema, SchemaEngine
 from slipway.errors import CheckFailed, DocumentError, PlanRefused, UsageError
 from slipway.inventory import Inventory
 from slipway.plan import Plan
-from slipway.recipe import Engine, Recipe
+from slipway.recipe import Recipe
+from slipway.recipe.words import Engine
 from slipway.stacks import Checkout
 
 Row = dict[str, Any]

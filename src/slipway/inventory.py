@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from slipway.documents import Document, Matching
-from slipway.recipe import Fabric, Word
+from slipway.recipe.words import Fabric, Word
 
 Runtime = Literal["docker", "process"]
 
@@ -101,10 +101,6 @@ class Inventory(Document):
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 raise ValueError(f"nodes: two nodes have the {what} {', '.join(twice)}; give each its own")
-        if len(self.nodes) > 1:
-            for node in self.nodes:
-                if node.address.lower() == "localhost" or node.address.startswith("127.") or node.address == "::1":
-                    raise ValueError(f"nodes: {node.name} has a loopback address; the other nodes cannot reach it")
         return self
 
     def node(self, name: str) -> Node:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from slipway.errors import PlanRefused
 from slipway.inventory import Gpu, Inventory, Node, RdmaDevice, Runtime
-from slipway.recipe import Fabric, Recipe, Requires, Role
+from slipway.recipe import Recipe, Requires, Role
+from slipway.recipe.words import Fabric
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,11 @@ def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:
     if inventory.runtime == "docker" and recipe.cell.image is None:
         why = f"{recipe.id} has no container image"
         raise PlanRefused("placement-runtime", where, "asks for docker", why, "set runtime: process")
+    for node in inventory.nodes if needs.nodes > 1 else ():
+        if node.address.lower() == "localhost" or node.address.startswith("127.") or node.address == "::1":
+            problem = f"node {node.name} has a loopback address (got {node.address})"
+            why = "the other nodes connect to it by this address"
+            raise PlanRefused("placement-loopback", where, problem, why, "write the address on the fabric's network")
     for node in inventory.nodes:
         if inventory.runtime == "docker" and not node.paths.models.startswith("/"):
             problem = f"node {node.name}: paths.models is not absolute (got {node.paths.models})"

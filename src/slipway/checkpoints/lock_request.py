@@ -20,7 +20,7 @@ from slipway.checkpoints.lock import CheckpointLock, Hex40, Pair
 from slipway.checkpoints.pins import repo_problem
 from slipway.errors import NetworkFailure
 from slipway.progress import Progress, silent
-from slipway.recipe import ALLOW_PATTERNS
+from slipway.recipe.words import ALLOW_PATTERNS
 
 SUFFIX = ".lock-request.json"
 

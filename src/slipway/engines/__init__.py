@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from slipway.recipe import FlagValue, Recipe
+from slipway.recipe import Recipe
+from slipway.recipe.words import FlagValue
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from slipway import engines
 from slipway.engines import Command, Launch
-from slipway.recipe import FlagValue, Recipe, Role, Scalar
+from slipway.recipe import Recipe, Role
+from slipway.recipe.words import FlagValue, Scalar
 
 TYPED_FLAGS = frozenset(
     {

@@ -9,7 +9,7 @@ from pydantic import Field
 from slipway.documents import Document, Matching
 from slipway.fit import Fit, TransferTime
 from slipway.inventory import Runtime
-from slipway.recipe import Engine
+from slipway.recipe.words import Engine
 
 ProcessName = Annotated[
     str, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}", "a name of letters, digits, dots and dashes")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipway.engines.schema import release
-from slipway.recipe import FlagValue, Recipe, Role
+from slipway.recipe import Recipe, Role
+from slipway.recipe.words import FlagValue
 
 BLACKWELL = frozenset({"b200", "b300", "gb200", "gb300", "rtx-pro-6000", "gb10"})
 
