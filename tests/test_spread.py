@@ -292,7 +292,7 @@ def test_fetch_models_of_a_stack_fills_every_node(tmp_path: Path, local_ssh: Non
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     nodes = [
-        {"name": "here", "address": "127.0.0.1", "paths": {"models": "here"}},
+        {"name": "here", "address": "127.0.0.1", "paths": {"models": "./here"}},
         {"name": "far", "address": "127.0.0.2", "ssh": "far", "paths": {"models": str(tmp_path / "far")}},
     ]
     inventory = {"schema": "slipway/inventory/v1", "name": "laptop", "runtime": "process", "nodes": nodes}

@@ -20,6 +20,7 @@ from slipway.checkpoints.verify import verify as verify_one
 from slipway.errors import MissingFile, UsageError
 from slipway.progress import Progress, human_bytes
 from slipway.recipe import Checkpoint
+from slipway.recipe.words import ALLOW_PATTERNS
 from slipway.reference import embedded
 from slipway.stacks import Checkout
 
@@ -234,7 +235,7 @@ def _patterns(checkout: Checkout, repo: str) -> list[str]:
         if checkpoint.repo == repo
     ]
     patterns = [pattern for checkpoint in named for pattern in checkpoint.allow_patterns]
-    return list(dict.fromkeys(patterns)) or list(recipe.ALLOW_PATTERNS)
+    return list(dict.fromkeys(patterns)) or list(ALLOW_PATTERNS)
 
 
 def _locked(checkpoint: Checkpoint, checkout: Checkout) -> CheckpointLock:
