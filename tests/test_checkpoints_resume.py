@@ -532,4 +532,7 @@ def test_a_journal_says_nothing_before_its_bytes_are_on_disk(
     monkeypatch.setattr(os, "write", note)
     get(lock, root, hub)
     chunks = size_of(lock) // CHUNK
-    assert done == ["sync", "journal", "sync"] * chunks + ["journal", "sync"]  # the last one follows the fsync of the whole file
+    assert done == ["sync", "journal", "sync"] * chunks + [
+        "journal",
+        "sync",
+    ]  # the last one follows the fsync of the whole file
