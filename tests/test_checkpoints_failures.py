@@ -113,7 +113,7 @@ def quick(waits: list[float] | None = None, **changes: object) -> Patience:
 
 
 def one_line(error: SlipwayError) -> bool:
-    return "\n" not in str(error) and len(str(error)) < 600
+    return "\n" not in str(error) and len(str(error)) < 1000
 
 
 @pytest.mark.parametrize(
