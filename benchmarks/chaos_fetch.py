@@ -51,14 +51,14 @@ REPO = "chaos/Laguna-chaos"
 CHUNK = 1 << 20
 
 _PROGRAM = """
-import json, sys
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from slipway.checkpoints import plain_lock
 from slipway.checkpoints.fetch import fetch
 from slipway.checkpoints.hub import Hub
 from slipway.checkpoints.part import Io
 lock, root, url, direct = sys.argv[1:]
-lock = json.loads(Path(lock).read_text(), object_hook=lambda pairs: SimpleNamespace(**pairs))
+lock = plain_lock.read(Path(lock))
 print("go", flush=True)
 fetch(lock, Path(root), hub=Hub(url), io=Io(direct=direct == "1", keep_cached=direct == "0", chunk_bytes=1 << 20))
 """
@@ -106,7 +106,9 @@ class Chaos:
         root = self.place / "calm"
         process = self.start(root)
         began_s = time.monotonic()
-        process.wait()
+        process.communicate()
+        if process.returncode or not self.judge(root, "an undisturbed fetch"):
+            raise SystemExit("an undisturbed fetch failed; nothing can be told about disturbed ones")
         remove(root)
         return time.monotonic() - began_s
 
@@ -119,6 +121,8 @@ class Chaos:
                 process.kill()
             self.counts["kills"] += 1
             self.counts["kills while it ran"] += process.returncode == -9
+            if process.returncode not in {0, -9}:
+                self.wrong.append(f"kill {number}: the fetch failed by itself")
             if self.judge(root, f"kill {number}"):
                 self.counts["published before or despite the kill"] += 1
                 remove(root)

@@ -3,8 +3,9 @@
     python benchmarks/fetch.py [--shards 8] [--shard-mib 256] [--runs 5] [--tls] [--workers 4] [--root DIR]
 
 A static server with sendfile stands in for the hub's storage, so that it takes few cycles from its clients; metadata comes
-from the local hub. Every client is a process of its own; its CPU time is that of the process and its children. Prints one
-JSON line per run and a table of medians with ratios.
+from the local hub. Every client is a process of its own; its CPU time is that of the process and its children. Hashing the
+same number of bytes in memory is run beside them: where neighbours share a core, every figure grows with it. Prints one JSON
+line per run and a table of medians with ratios.
 """
 
 from __future__ import annotations
@@ -202,6 +203,10 @@ def run(given: argparse.Namespace, place: Path) -> dict[str, list[dict[str, floa
             if tls:
                 environment |= {"SSL_CERT_FILE": tls[0], "REQUESTS_CA_BUNDLE": tls[0]}
             contenders = clients(place, lock, url, given.workers)
+            hashing = (
+                f"import hashlib; h, b = hashlib.sha256(), bytes(1 << 20); [h.update(b) for _ in range({size >> 20})]"
+            )
+            contenders["SHA-256 alone (yardstick)"] = [sys.executable, "-c", hashing]
             contenders = {name: argv for name, argv in contenders.items() if given.only in name}
             for _ in range(given.runs):
                 for name, command in contenders.items():
@@ -209,9 +214,10 @@ def run(given: argparse.Namespace, place: Path) -> dict[str, list[dict[str, floa
                     one["cpu_s_per_gb"] = one["cpu_s"] / size * 1e9
                     runs.setdefault(name, []).append(one)
                     print(json.dumps({"client": name, "load": os.getloadavg()[0], **one}), flush=True)
-                    subprocess.run(["chmod", "-R", "u+w", place / "out"], check=True)
-                    shutil.rmtree(place / "out")
-                    os.sync()
+                    if (place / "out").exists():
+                        subprocess.run(["chmod", "-R", "u+w", place / "out"], check=True)
+                        shutil.rmtree(place / "out")
+                        os.sync()
         finally:
             os.kill(front, signal.SIGKILL)
             os.waitpid(front, 0)

@@ -24,4 +24,5 @@ def test_nothing_wrong_is_published_under_kills_and_no_flip_goes_unseen(tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
+    assert said["kills while it ran"] > 0
     assert (said["kills"], said["flips"], said["flips seen"], said["wrong"]) == (4, 20, 20, [])

@@ -28,7 +28,7 @@ from slipway.checkpoints.part import Io
 from slipway.checkpoints.publish import MANIFEST, published
 from slipway.checkpoints.transfer import Patience
 from slipway.checkpoints.verify import verify
-from slipway.errors import IntegrityMismatch, NetworkFailure, UsageError
+from slipway.errors import DiskFailure, IntegrityMismatch, NetworkFailure, UsageError
 from slipway.reference.hub import Hub, serve
 from slipway.reference.hub_faults import Fault
 from slipway.reference.hub_sample import write_sample
@@ -486,3 +486,53 @@ def test_any_journal_is_read_without_complaint(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.mktemp("journal") / "a.part"
     path.with_suffix(".journal").write_bytes(text + b"\n7 sha256:" + b"a" * 64 + b"\n8 sha256:short")
     assert part.read_journal(path)[7] == "sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize("problem", [None, errno.EOPNOTSUPP, errno.ENOSPC])
+def test_space_is_taken_before_the_first_byte_where_the_file_system_can(
+    lock: CheckpointLock, root: Path, hub: Hub, served: Path, monkeypatch: pytest.MonkeyPatch, problem: int | None
+) -> None:
+    taken: list[int] = []
+    take = os.posix_fallocate
+
+    def fallocate(descriptor: int, start: int, length: int) -> None:
+        taken.append(length)
+        if problem:
+            raise OSError(problem, os.strerror(problem))
+        take(descriptor, start, length)
+
+    monkeypatch.setattr(part, "_PREALLOCATE_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    if problem == errno.ENOSPC:
+        with pytest.raises(DiskFailure, match="taking space for the file: no space left"):
+            get(lock, root, hub)
+        assert ranges(hub) == []
+        return
+    get(lock, root, hub)
+    assert taken == [size_of(lock)]
+    assert content(root / "Laguna-tiny") == content(served / REPO)
+
+
+def test_a_journal_says_nothing_before_its_bytes_are_on_disk(
+    lock: CheckpointLock, root: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, write = os.fdatasync, os.write
+
+    def fdatasync(descriptor: int) -> None:
+        done.append("sync")
+        sync(descriptor)
+
+    def note(descriptor: int, data: bytes) -> int:
+        if b" sha256:" in data:
+            done.append("journal")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(os, "write", note)
+    get(lock, root, hub)
+    chunks = size_of(lock) // CHUNK
+    assert done == ["sync", "journal", "sync"] * chunks + [
+        "journal",
+        "sync",
+    ]  # the last one follows the fsync of the whole file

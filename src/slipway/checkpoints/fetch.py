@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from slipway.checkpoints.verify import digests_on_disk
 from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from slipway.checkpoints.hub import Hub
     from slipway.checkpoints.pins import PinnedFile
@@ -238,7 +239,7 @@ class _Fetch:
 
             with ThreadPoolExecutor(way.workers) as pool:
                 largest_first = sorted(different.items(), key=lambda item: -item[1].size_bytes)
-                _all(transfer, [pool.submit(one, name, file) for name, file in largest_first])
+                _all(transfer, pool, [partial(one, name, file) for name, file in largest_first])
 
     def _arrange(self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place) -> None:
         """Nothing; every file of the lock is in the tree of `place`."""
@@ -280,9 +281,12 @@ class _Fetch:
         return folder
 
 
-def _all(transfer: Transfer, futures: Sequence[Future[None]]) -> None:
-    """Nothing; every future is done. The first failure ends the others and is raised."""
+def _all(transfer: Transfer, pool: ThreadPoolExecutor, jobs: Sequence[Callable[[], None]]) -> None:
+    """Nothing; every job is done. The first failure ends the others and is raised."""
+    futures: list[Future[None]] = []
     try:
+        for job in jobs:
+            futures.append(pool.submit(job))
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in sorted(done, key=lambda future: isinstance(future.exception(), Cancelled)):
             future.result()

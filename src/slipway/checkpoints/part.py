@@ -261,6 +261,7 @@ class Part:
         descriptor = os.open(_journal_of(self._path), flags, 0o600)
         try:
             os.write(descriptor, f"{end} {self.digest}\n".encode())
+            os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
 

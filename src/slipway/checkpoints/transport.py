@@ -130,6 +130,7 @@ class Transport:
         self._stall_s = stall_s
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._is_cut = False
         self._opener = OpenerDirector()
         for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
             self._opener.add_handler(handler)
@@ -159,13 +160,11 @@ class Transport:
         raise Failed(f"more than {_MAX_REDIRECTS} redirects", again=False)
 
     def cut(self) -> None:
-        """End every open connection, so that no reader waits on."""
+        """End every open connection, and those to come, so that no reader waits on."""
         with self._lock:
+            self._is_cut = True
             for connection in list(self._open):
-                try:
-                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
-                except OSError:
-                    continue  # already at its end
+                _end(connection)
 
     def _request(self, url: str, span: str) -> HTTPResponse:
         request = Request(url, headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"})  # noqa: S310 -- scheme checked
@@ -184,6 +183,8 @@ class Transport:
     def _keep(self, connection: socket.socket) -> None:
         with self._lock:
             self._open.add(connection)
+            if self._is_cut:
+                _end(connection)
 
 
 class _Http(HTTPHandler):
@@ -215,6 +216,13 @@ def _kept(base: Any, keep: Any) -> Any:
             keep(self.sock)
 
     return Kept
+
+
+def _end(connection: socket.socket) -> None:
+    try:
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    except OSError:
+        return  # already at its end
 
 
 def _answer(response: HTTPResponse, start: int) -> Answer:
