@@ -29,6 +29,7 @@ usage.mend_usage_errors()
 
 JSON = "print one JSON document on stdout"
 STACK = "the stack that is meant (default: SLIPWAY_STACK, the selected one, or the only one with an inventory)"
+YES = "do it without asking"
 RECIPE = "recipe id, as laguna-m.1.sglang/h200-bf16"
 
 
@@ -306,6 +307,39 @@ def bench(
         bench.refuse_failed(result)
 
 
+@task(help={"stack": STACK, "yes": YES, "json": JSON})
+def up(_: Context, stack: str | None = None, yes: bool = False, json: bool = False) -> None:
+    """Make the stack's resources as its file says; go on where an interrupted run stopped."""
+    from slipway import cli, provision
+
+    with cli.command(json) as output:
+        made = provision.up(_checkout(), _name(stack), confirm=cli.confirmation(yes), progress=output.progress)
+        output.result(made.as_json(), made.text())
+
+
+@task(help={"stack": STACK, "yes": YES, "json": JSON})
+def down(_: Context, stack: str | None = None, yes: bool = False, json: bool = False) -> None:
+    """Remove the stack's resources; a bought capacity block is not given back."""
+    from slipway import cli, provision
+
+    with cli.command(json) as output:
+        made = provision.down(_checkout(), _name(stack), confirm=cli.confirmation(yes), progress=output.progress)
+        output.result(made.as_json(), made.text())
+
+
+@task(help={"stack": STACK, "delete": "remove them, after a yes", "yes": YES, "json": JSON})
+def orphans(_: Context, stack: str | None = None, delete: bool = False, yes: bool = False, json: bool = False) -> None:
+    """List what carries the stack's tag in AWS and is in no state, with what it costs."""
+    from slipway import cli, provision
+
+    with cli.command(json) as output:
+        confirm = cli.confirmation(yes) if delete else None
+        found = provision.orphans(
+            _checkout(), _name(stack), delete=delete, confirm=confirm, progress=output.progress
+        )
+        output.result(found.as_json(), found.text())
+
+
 @task(help={"path": "a report.json (default: the newest one)", "json": JSON})
 def report(_: Context, path: str | None = None, json: bool = False) -> None:
     """Show a run's report again."""
@@ -379,6 +413,12 @@ def _stack(stack: str | None) -> Stack:
     from slipway import stacks
 
     return stacks.read(_checkout(), stacks.choose(_checkout(), stack))
+
+
+def _name(stack: str | None) -> str:
+    from slipway import stacks
+
+    return stacks.choose(_checkout(), stack)
 
 
 def _plan(recipe: str | None, inventory: str | None, stack: str | None) -> Plan:

@@ -31,6 +31,7 @@ ORDER = [
     {"report"},
     {"book", "models", "serving"},
     {"usage", "cli"},
+    {"provision"},
     {"demo", "manual"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
