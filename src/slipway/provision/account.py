@@ -7,12 +7,14 @@ minutes behind, and a machine that is missed here is a machine that is paid for.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
 
 from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
 from slipway.provision import failures, kinds
@@ -97,7 +99,7 @@ class Account:
                 return None
             code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
             raise self._refused(f"api error {code}: {message}", error.operation_name) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             remedy = "check the network and AWS_ENDPOINT_URL, then run the same command again"
             raise NetworkFailure("AWS", f"did not answer ({error})", "nothing was changed by this call", remedy) from error
 
@@ -115,12 +117,8 @@ class Account:
             if kind == "instance":
                 if identity in hosts:
                     yield _instance(hosts[identity], name)
-            elif kind == "security-group-rule":
-                yield from self._rule(identity, name)
             elif kind in _LOOK:
-                yield from _LOOK[kind](self._client("ec2"), identity, name)
-            elif kind in EC2:
-                yield Found(EC2[kind], identity, name)
+                yield from self._looked_at(kind, identity, name)
 
     def _ec2_names(self, stack: str) -> dict[str, tuple[str, str]]:
         """Kind and logical name of every EC2 resource of `stack`, by id."""
@@ -149,11 +147,14 @@ class Account:
                     if instance["State"]["Name"] not in GONE:
                         yield instance
 
-    def _rule(self, identity: str, name: str) -> Iterator[Found]:
-        filters = [{"Name": "security-group-rule-id", "Values": [identity]}]
-        for rule in self._client("ec2").describe_security_group_rules(Filters=filters)["SecurityGroupRules"]:
-            kind = kinds.EGRESS_RULE if rule["IsEgress"] else EC2["security-group-rule"]
-            yield Found(kind, identity, name, rule["GroupId"])
+    def _looked_at(self, kind: str, identity: str, name: str) -> list[Found]:
+        try:
+            return list(_LOOK[kind](self._client("ec2"), identity, name))
+        except ClientError as error:
+            # Tags outlive what they stood on by a while.
+            if re.search("NotFound|Unknown", error.response["Error"]["Code"]):
+                return []
+            raise
 
     def _roles(self, stack: str) -> Iterator[Found]:
         client = self._client("iam")
@@ -169,7 +170,7 @@ class Account:
         for page in client.get_paginator("list_instance_profiles").paginate():
             for profile in page["InstanceProfiles"]:
                 name = profile["InstanceProfileName"]
-                tags = client.list_instance_profile_tags(InstanceProfileName=name)["Tags"]
+                tags = client.get_instance_profile(InstanceProfileName=name)["InstanceProfile"].get("Tags", [])
                 yield from _ours(tags, stack, kinds.INSTANCE_PROFILE, name)
 
     def _repositories(self, stack: str) -> Iterator[Found]:
@@ -205,15 +206,20 @@ def _instance(instance: Mapping[str, Any], name: str) -> Found:
     return Found(kinds.INSTANCE, instance["InstanceId"], name, detail, instance["InstanceType"])
 
 
+def _rules(client: Any, identity: str, name: str) -> Iterator[Found]:
+    for rule in client.describe_security_group_rules(SecurityGroupRuleIds=[identity])["SecurityGroupRules"]:
+        kind = kinds.EGRESS_RULE if rule["IsEgress"] else EC2["security-group-rule"]
+        yield Found(kind, identity, name, rule["GroupId"])
+
+
 def _volumes(client: Any, identity: str, name: str) -> Iterator[Found]:
-    for volume in client.describe_volumes(Filters=[{"Name": "volume-id", "Values": [identity]}])["Volumes"]:
+    for volume in client.describe_volumes(VolumeIds=[identity])["Volumes"]:
         if not volume.get("Attachments"):
             yield Found(EC2["volume"], identity, name, f"{volume['Size']} GiB", "volume-gib", volume["Size"])
 
 
 def _interfaces(client: Any, identity: str, name: str) -> Iterator[Found]:
-    filters = [{"Name": "network-interface-id", "Values": [identity]}]
-    for interface in client.describe_network_interfaces(Filters=filters)["NetworkInterfaces"]:
+    for interface in client.describe_network_interfaces(NetworkInterfaceIds=[identity])["NetworkInterfaces"]:
         if not interface.get("Attachment"):
             yield Found(EC2["network-interface"], identity, name)
 
@@ -231,16 +237,14 @@ def _key_pairs(client: Any, identity: str, name: str) -> Iterator[Found]:
 
 
 def _endpoints(client: Any, identity: str, name: str) -> Iterator[Found]:
-    filters = [{"Name": "vpc-endpoint-id", "Values": [identity]}]
-    for endpoint in client.describe_vpc_endpoints(Filters=filters)["VpcEndpoints"]:
+    for endpoint in client.describe_vpc_endpoints(VpcEndpointIds=[identity])["VpcEndpoints"]:
         if endpoint.get("State", "").lower() not in GONE:
             item = "interface-endpoint" if endpoint.get("VpcEndpointType") == "Interface" else None
             yield Found(EC2["vpc-endpoint"], identity, name, endpoint.get("ServiceName", ""), item)
 
 
 def _reservations(client: Any, identity: str, name: str) -> Iterator[Found]:
-    filters = [{"Name": "state", "Values": ["active", "pending"]}]
-    answer = client.describe_capacity_reservations(CapacityReservationIds=[identity], Filters=filters)
+    answer = client.describe_capacity_reservations(CapacityReservationIds=[identity])
     for one in answer["CapacityReservations"]:
         if one["State"] not in GONE:
             detail = f"{one['TotalInstanceCount']} × {one['InstanceType']}"
@@ -253,7 +257,29 @@ def _gateways(client: Any, identity: str, name: str) -> Iterator[Found]:
             yield Found(EC2["natgateway"], identity, name)
 
 
+def _plain(kind: str, method: str, key: str, answer: str) -> Callable[[Any, str, str], Iterator[Found]]:
+    """How a thing is looked at of which nothing but its existence matters: `method` with its id under `key`."""
+
+    def look(client: Any, identity: str, name: str) -> Iterator[Found]:
+        if getattr(client, method)(**{key: [identity]})[answer]:
+            yield Found(EC2[kind], identity, name)
+
+    return look
+
+
+_PLAIN = (
+    ("vpc", "describe_vpcs", "VpcIds", "Vpcs"),
+    ("subnet", "describe_subnets", "SubnetIds", "Subnets"),
+    ("route-table", "describe_route_tables", "RouteTableIds", "RouteTables"),
+    ("security-group", "describe_security_groups", "GroupIds", "SecurityGroups"),
+    ("internet-gateway", "describe_internet_gateways", "InternetGatewayIds", "InternetGateways"),
+    ("elastic-ip", "describe_addresses", "AllocationIds", "Addresses"),
+    ("launch-template", "describe_launch_templates", "LaunchTemplateIds", "LaunchTemplates"),
+)
+
 _LOOK: dict[str, Callable[[Any, str, str], Iterator[Found]]] = {
+    **{row[0]: _plain(*row) for row in _PLAIN},
+    "security-group-rule": _rules,
     "volume": _volumes,
     "network-interface": _interfaces,
     "placement-group": _placement_groups,

@@ -77,7 +77,7 @@ class Kind:
 
     def update(self, identity, state, was, inputs):
         """The state after what differs between the inputs `was` (as AWS has them) and `inputs` was changed."""
-        data = {**state, **inputs, "id": identity, "was": was}
+        data = {**state, **inputs, "id": identity, "was": was, "given": inputs}
         for method, parameters, *learnt in self.entry.get("update", []):
             answer = self._call(method, parameters, data)
             if learnt:

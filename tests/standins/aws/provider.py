@@ -3,6 +3,7 @@
 Nothing is kept here: every answer comes from the account that AWS_ENDPOINT_URL names.
 """
 
+import importlib.metadata
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from aws.moments import Moments
 UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 """How the protocol writes a value that is known only after another resource exists."""
 
-VERSION = "7.51.0"
+VERSION = importlib.metadata.version("pulumi_aws")
 TABLE = yaml.safe_load((Path(__file__).parent / "resources.yaml").read_text())
 
 
