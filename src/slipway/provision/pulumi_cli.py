@@ -127,6 +127,9 @@ class Outcome:
         """The user's error when the operation failed."""
         if self.exit_code == 0:
             return None
+        if self.exit_code == -signal.SIGKILL:
+            why = "usually for want of memory (`dmesg` tells); what was done is recorded, what was under way is found again"
+            return CheckFailed(place, f"{doing} was killed", why, "run the same command again; it goes on where it stopped")
         return failures.explain(place, [*self.diagnostics, *_said(self.stderr)], doing)
 
 

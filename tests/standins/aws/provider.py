@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import protocol  # noqa: F401, I001 (goes before Pulumi's messages)
 import grpc
 import yaml
 from google.protobuf.empty_pb2 import Empty
@@ -25,7 +26,7 @@ UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 """How the protocol writes a value that is known only after another resource exists."""
 
 VERSION = importlib.metadata.version("pulumi_aws")
-TABLE = yaml.safe_load((Path(__file__).parent / "resources.yaml").read_text())
+TABLE = yaml.load((Path(__file__).parent / "resources.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def values(struct):
