@@ -65,7 +65,7 @@ class AwsAccount:
         endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]
         found |= {f"vpc-endpoint {one['VpcEndpointId']}" for one in endpoints if one["State"] != "deleted"}
         for table in ec2.describe_route_tables()["RouteTables"]:
-            found |= {f"association {link['RouteTableAssociationId']}" for link in table.get("Associations", [])}
+            found |= {f"association {link['RouteTableAssociationId']}" for link in table.get("Associations", []) if not link.get("Main")}
         found |= {f"instance {one['InstanceId']}" for one in self.instances()}
         return found
 

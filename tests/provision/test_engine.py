@@ -27,7 +27,7 @@ WANTED = {
 }
 """What m1-pd has in AWS."""
 
-KILLS = ("3:after", "9:middle", "17:before")
+KILLS = ("4:after", "6:middle", "5:before")
 """Provider calls in which the run is killed, one run after the other; benchmarks/interrupted.py tries more moments."""
 
 
