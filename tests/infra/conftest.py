@@ -12,13 +12,30 @@ from typing import Any
 from unittest.mock import patch
 
 import pulumi
+import pytest
 import yaml
+from pulumi.runtime.mocks import MockMonitor
 
 from slipway.cloud.policies import Record
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 REAL = {"ami": "ami-0123456789abcdef0"}
 RESERVATION = "cr-0123456789abcdef0"
+
+
+class Options(MockMonitor):
+    """The mocks' monitor, which also keeps what the mocks are not told: how a resource is protected and replaced."""
+
+    def __init__(self, mocks: pulumi.runtime.Mocks) -> None:
+        super().__init__(mocks)
+        self.options: dict[str, dict[str, bool]] = {}
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
+        self.options[f"{request.type.rpartition(':')[2]}/{request.name}"] = {
+            "protect": request.protect,
+            "delete_before_replace": request.deleteBeforeReplace,
+        }
+        return super().RegisterResource(request)
 
 
 class Recorder(pulumi.runtime.Mocks):
@@ -26,7 +43,12 @@ class Recorder(pulumi.runtime.Mocks):
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.ids: dict[tuple[str, str], str] = {}
+        self.monitor = Options(self)
+
+    @property
+    def options(self) -> dict[str, dict[str, bool]]:
+        """`Type/name` → its resource options."""
+        return self.monitor.options
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         if args.custom:
@@ -94,7 +116,7 @@ def run(
 
 def _run(stack: str, values: dict[str, Any], preview: bool, then: Callable[[Any], None] | None) -> Recorder:
     recorder = Recorder()
-    pulumi.runtime.set_mocks(recorder, project="slipway", stack=stack, preview=preview)
+    pulumi.runtime.set_mocks(recorder, project="slipway", stack=stack, preview=preview, monitor=recorder.monitor)
     pulumi.runtime.set_all_config(
         {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     )
@@ -106,3 +128,17 @@ def _run(stack: str, values: dict[str, Any], preview: bool, then: Callable[[Any]
 
     everything()
     return recorder
+
+
+class Program:
+    """What the tests of this folder share."""
+
+    run = staticmethod(run)
+    values = staticmethod(stack_values)
+    load = staticmethod(load)
+
+
+@pytest.fixture
+def program() -> type[Program]:
+    """The Pulumi program, to be run without an engine."""
+    return Program
