@@ -20,6 +20,7 @@ class NetworkArgs:
     stack: str
     region: str
     aws: AwsHosts
+    ports: access.Ports
 
 
 class Network(pulumi.ComponentResource):
@@ -39,7 +40,7 @@ class Network(pulumi.ComponentResource):
         self.subnet, table = self._private_subnet()
         self.groups = {name: self._group(name) for name in access.groups(args.aws)}
         s3 = self._endpoints(table)
-        for rule in access.rules(args.aws):
+        for rule in access.rules(args.aws, args.ports):
             self._rule(rule, s3)
         self.register_outputs({"subnet": self.subnet.id})
 
@@ -110,8 +111,8 @@ class Network(pulumi.ComponentResource):
             prefix_list_id=s3.prefix_list_id if rule.peer == "s3" else None,
             cidr_ipv4=rule.peer if ours is None and rule.peer != "s3" else None,
             ip_protocol=rule.protocol,
-            from_port=rule.first_port,
-            to_port=rule.last_port,
+            from_port=rule.port,
+            to_port=rule.port,
             description=rule.reason,
             tags=tags(self._args.stack, rule.name),
             opts=self._child,

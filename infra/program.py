@@ -12,8 +12,8 @@ from bare_metal import BareMetal
 from gpu_nodes import GpuNodes, GpuNodesArgs
 from network import Network, NetworkArgs
 from router import RouterNode, RouterNodeArgs
-from slipway import preview, stacks
-from slipway.cloud import hosts, instance_types
+from slipway import book, preview, stacks
+from slipway.cloud import access, hosts, instance_types
 from slipway.cloud import settings as cloud_settings
 from slipway.cloud.settings import StackConfig
 from slipway.errors import SlipwayError
@@ -54,7 +54,8 @@ def _on_aws(stack: str, config: StackConfig) -> pulumi.Output[Any]:
     assert aws is not None
     checks = guard.install()
     kind = instance_types.find(settings.CHECKOUT.stacks / "data", aws.instance_type)
-    network = Network(NetworkArgs(stack, str(config.region), aws))
+    ports = access.ports(book.stack_recipe(settings.CHECKOUT, stack, config.recipe))
+    network = Network(NetworkArgs(stack, str(config.region), aws, ports))
     storage = Storage(StorageArgs(stack, aws))
     nodes = GpuNodes(
         GpuNodesArgs(

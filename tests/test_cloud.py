@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway import documents, stacks
+from slipway import documents, recipe, stacks
 from slipway.cloud import access, cost, hosts, instance_types, permissions, policies, resources, settings
 from slipway.cloud.instance_types import Card, InstanceType, InstanceTypes
 from slipway.cloud.policies import Record
@@ -24,6 +24,7 @@ from slipway.stacks import Checkout
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "stacks" / "data"
 TYPES = documents.read_json(DATA / "instance-types.json", InstanceTypes).types
+PORTS = access.ports(recipe.find(ROOT / "recipes", "laguna-m.1.sglang/h200-bf16-pd-mooncake"))
 AWS: dict[str, Any] = {
     "zone": "us-east-2b",
     "instance_type": "p5en.48xlarge",
@@ -183,7 +184,9 @@ def check_layout(kind: InstanceType) -> None:
 class TestAccess:
     @given(st.booleans(), st.lists(st.sampled_from(["10.1.0.0/16", "172.16.0.0/12"]), unique=True))
     def test_efa_is_allowed_both_ways_and_nobody_is_let_in_unasked(self, router: bool, clients: list[str]) -> None:
-        rules = access.rules(aws_hosts(clients=clients, router={"instance_type": "c7i.2xlarge"} if router else None))
+        rules = access.rules(
+            aws_hosts(clients=clients, router={"instance_type": "c7i.2xlarge"} if router else None), PORTS
+        )
         selves = {rule.direction for rule in rules if rule.group == rule.peer == "nodes" and rule.protocol == "-1"}
         assert selves == {"in", "out"}
         networks = [rule.peer for rule in rules if "/" in rule.peer]
@@ -192,9 +195,14 @@ class TestAccess:
         assert all(rule.peer not in policies.OPEN for rule in rules)
 
     def test_clients_reach_the_router_where_it_has_a_host_of_its_own(self) -> None:
-        rules = access.rules(aws_hosts(clients=["10.1.0.0/16"], router={"instance_type": "c7i.2xlarge"}))
+        rules = access.rules(aws_hosts(clients=["10.1.0.0/16"], router={"instance_type": "c7i.2xlarge"}), PORTS)
         assert [rule.group for rule in rules if rule.peer == "10.1.0.0/16"] == ["router"]
-        assert {rule.first_port for rule in rules if rule.group == "nodes" and rule.peer == "router"} == {30000, 8998}
+        assert {rule.port for rule in rules if rule.group == "nodes" and rule.peer == "router"} == {8998, 30000, 30001}
+
+    def test_the_front_door_is_the_port_that_the_recipe_publishes(self) -> None:
+        assert (PORTS.front, PORTS.servers) == (8000, (8998, 30000, 30001))
+        champion = access.ports(recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/4x3090-int4-champion"))
+        assert champion.front == 8080
 
     def test_without_repositories_the_role_may_pull_nothing(self) -> None:
         assert "BatchGetImage" not in permissions.node_policy("arn:x", [])
@@ -204,7 +212,7 @@ class TestCost:
     def test_known_prices_are_summed_and_unknown_ones_named(self) -> None:
         aws = aws_hosts(instance_type="p6-b200.48xlarge")
         kind = instance_types.find(DATA, "p6-b200.48xlarge")
-        bill = cost.of(aws, resources.planned(aws, kind), cost.read(DATA))
+        bill = cost.of(aws, resources.planned(aws, kind, PORTS), cost.read(DATA))
         assert bill.known_hourly == pytest.approx(2 * 113.9328)
         assert bill.unknown == ("interface-endpoint", "volume-gib")
         assert bill.date == "2025-12-21"

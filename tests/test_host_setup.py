@@ -212,7 +212,7 @@ class TestOverSsh:
     def test_a_host_where_nothing_listens_is_a_network_failure(self, unused_port: int) -> None:
         if not shutil.which("ssh"):
             pytest.skip("OpenSSH's client is not installed")
-        with pytest.raises(NetworkFailure, match="make `ssh 127.0.0.1` work without a question"):
+        with pytest.raises(NetworkFailure, match=r"make `ssh 127\.0\.0\.1` work without a question"):
             remote.run(
                 node(ssh="127.0.0.1"),
                 "true",

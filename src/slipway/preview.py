@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from slipway import book, plan, rules, stacks
-from slipway.cloud import cost, hosts, instance_types, resources, settings
+from slipway.cloud import access, cost, hosts, instance_types, resources, settings
 from slipway.cloud.cost import Cost
 from slipway.cloud.instance_types import InstanceType
 from slipway.cloud.settings import StackConfig
@@ -64,7 +64,8 @@ def of(checkout: Checkout, stack: str) -> Preview:
     made = refuse_wrong_combination(checkout, stack, config)
     kind = _instance_type(checkout, config)
     hosts_then = _hosts(checkout, stack, config, kind)
-    planned = resources.planned(config.aws, kind) if config.aws and kind else ()
+    ports = access.ports(book.stack_recipe(checkout, stack, config.recipe))
+    planned = resources.planned(config.aws, kind, ports) if config.aws and kind else ()
     there_already = [] if config.aws else hosts_then.nodes
     left = settings.placeholders(config, there_already)
     return Preview(
@@ -74,7 +75,7 @@ def of(checkout: Checkout, stack: str) -> Preview:
         resources=tuple(PlannedResource(type=item.type, name=item.name, says=item.says) for item in planned),
         nics_per_host=tuple(_nic_rows(kind)) if kind else (),
         cost=cost.of(config.aws, planned, cost.read(data_folder(checkout))) if config.aws else None,
-        notes=tuple(_notes(checkout, config, kind)),
+        notes=tuple(_notes(checkout, stack, config, kind)),
         up_would_refuse=tuple(f"{key} still has an example value; {remedy}" for key, remedy in left.items()),
         inventory=hosts_then,
         plan=made,
@@ -147,14 +148,15 @@ def _nic_rows(kind: InstanceType) -> Iterator[NicRow]:
     yield from rows
 
 
-def _notes(checkout: Checkout, config: StackConfig, kind: InstanceType | None) -> Iterator[str]:
+def _notes(checkout: Checkout, stack: str, config: StackConfig, kind: InstanceType | None) -> Iterator[str]:
     if config.aws is None or kind is None:
         return
     yield "addresses and instance ids are examples until `pulumi up` made the hosts"
+    yield "the hosts have no internet: images come from the stack's ECR repositories, models from its bucket"
     if any(card.efa_gbps for card in kind.cards):
         known = "as such hosts were seen to name them" if kind.expected_devices else "not known for this type"
         yield f"EFA device names are {known}; the saved inventory has none until they are read on the hosts"
-    written_for = book.stack_recipe(checkout, "", config.recipe).cell.hardware
+    written_for = book.stack_recipe(checkout, stack, config.recipe).cell.hardware
     if written_for != kind.gpu_model:
         yield f"the recipe was written for {written_for}, the hosts have {kind.gpu_model}"
 

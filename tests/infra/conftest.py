@@ -30,7 +30,7 @@ class Options(MockMonitor):
         super().__init__(mocks)
         self.options: dict[str, dict[str, bool]] = {}
 
-    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
+    def RegisterResource(self, request: Any) -> Any:
         self.options[f"{request.type.rpartition(':')[2]}/{request.name}"] = {
             "protect": request.protect,
             "delete_before_replace": request.deleteBeforeReplace,

@@ -9,8 +9,8 @@ from typing import Any
 import pulumi
 import pytest
 
-from slipway import stacks
-from slipway.cloud import hosts, instance_types, policies, resources
+from slipway import recipe, stacks
+from slipway.cloud import access, hosts, instance_types, policies, resources
 from slipway.errors import DocumentError, PlanRefused, UsageError
 from slipway.stacks import Checkout
 
@@ -27,7 +27,8 @@ def test_a_cloud_stack_creates_what_the_preview_lists_and_nothing_else(program: 
     aws = stacks.config(CHECKOUT, stack).aws
     assert aws is not None
     kind = instance_types.find(CHECKOUT.stacks / "data", aws.instance_type)
-    listed = sorted((item.type, item.name) for item in resources.planned(aws, kind))
+    ports = access.ports(recipe.find(CHECKOUT.recipes, stacks.config(CHECKOUT, stack).recipe))
+    listed = sorted((item.type, item.name) for item in resources.planned(aws, kind, ports))
     assert sorted((record.type, record.name) for record in recorder.records) == listed
 
 
@@ -128,16 +129,16 @@ def test_hosts_that_cannot_run_the_recipe_are_refused_before_anything_is_registe
 
 
 @pytest.mark.parametrize(
-    ("recipe", "rule"),
+    ("wanted", "rule"),
     [
         ("laguna-m.1.sglang/b200-nvfp4", "nvfp4-needs-blackwell"),
         ("laguna-m.1.sglang/h200-bf16-pd-nixl", "placement-fabric"),
         ("laguna-m.1.sglang/h200-bf16-pd-mooncake-1nic", "placement-fabric"),
     ],
 )
-def test_recipes_that_these_hosts_cannot_run_are_refused_with_their_rule(program: Any, recipe: str, rule: str) -> None:
+def test_recipes_that_these_hosts_cannot_run_are_refused_with_their_rule(program: Any, wanted: str, rule: str) -> None:
     with pytest.raises(PlanRefused) as caught:
-        program.run("m1-pd", {**program.values("m1-pd"), "slipway:recipe": recipe}, preview=True)
+        program.run("m1-pd", {**program.values("m1-pd"), "slipway:recipe": wanted}, preview=True)
     assert caught.value.rule == rule
 
 

@@ -23,9 +23,9 @@ class Planned:
     quantity: int = 1
 
 
-def planned(aws: AwsHosts, kind: InstanceType) -> tuple[Planned, ...]:
+def planned(aws: AwsHosts, kind: InstanceType, ports: access.Ports) -> tuple[Planned, ...]:
     """Every resource of the stack, in the order of the program's parts."""
-    return (*_network(aws), *_storage(aws), *_gpu_nodes(aws, kind), *_router(aws))
+    return (*_network(aws, ports), *_storage(aws), *_gpu_nodes(aws, kind), *_router(aws))
 
 
 def endpoint_name(service: str) -> str:
@@ -33,7 +33,7 @@ def endpoint_name(service: str) -> str:
     return f"endpoint-{service.replace('.', '-')}"
 
 
-def _network(aws: AwsHosts) -> list[Planned]:
+def _network(aws: AwsHosts, ports: access.Ports) -> list[Planned]:
     found = [
         Planned("aws:ec2/vpc:Vpc", "vpc", f"{aws.network}, no internet gateway"),
         Planned("aws:ec2/subnet:Subnet", "private", f"{aws.network} in {aws.zone}, no public addresses"),
@@ -44,14 +44,12 @@ def _network(aws: AwsHosts) -> list[Planned]:
         Planned("aws:ec2/securityGroup:SecurityGroup", group, "rules below and nothing else")
         for group in access.groups(aws)
     ]
-    for rule in access.rules(aws):
+    for rule in access.rules(aws, ports):
         kind = "Ingress" if rule.direction == "in" else "Egress"
-        ports = "everything" if rule.first_port is None else f"TCP {rule.first_port}"
-        if rule.first_port != rule.last_port:
-            ports += f"-{rule.last_port}"
+        what = "everything" if rule.port is None else f"TCP {rule.port}"
         way = "from" if rule.direction == "in" else "to"
         token = f"aws:vpc/securityGroup{kind}Rule:SecurityGroup{kind}Rule"
-        found.append(Planned(token, rule.name, f"{ports} {way} {rule.peer}: {rule.reason}"))
+        found.append(Planned(token, rule.name, f"{what} {way} {rule.peer}: {rule.reason}"))
     found.append(Planned("aws:ec2/vpcEndpoint:VpcEndpoint", endpoint_name("s3"), "gateway, free of charge"))
     found += [
         Planned("aws:ec2/vpcEndpoint:VpcEndpoint", endpoint_name(service), "interface", "interface-endpoint")

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from slipway.documents import Document
 from slipway.errors import UsageError
 from slipway.inventory import Node
-from slipway.recipe import Port, Word
+from slipway.recipe import Word
 
 PLACEHOLDER = "replace-me"
 """What a shipped stack says where only the user knows the value; `pulumi up` refuses it."""
@@ -77,7 +77,6 @@ class AwsHosts(Document):
     capacity: Capacity
     network: Annotated[str, Field(pattern=r"^\d+(\.\d+){3}/\d+$"), AfterValidator(_private)] = "10.60.0.0/20"
     clients: list[Cidr] = Field(default_factory=list, description="networks that may reach the front door; empty: none")
-    front_door_port: Port = 8000
     root_volume_gib: int = Field(default=300, ge=75, le=16000)
     repositories: list[Word] = Field(default_factory=lambda: ["engine"], description="image repositories in ECR")
     router: RouterHost | None = None
