@@ -105,6 +105,37 @@ def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
         output.result(meant.inventory.as_json(), f"saved {path}\n")
 
 
+@task(help={"stack": STACK, "json": JSON})
+def preview(_: Context, stack: str | None = None, json: bool = False) -> None:
+    """Show what a stack would create, run and cost, offline; exit 2 when recipe and hosts do not belong together."""
+    from slipway import cli, preview, stacks
+
+    with cli.command(json) as output:
+        seen = preview.of(_checkout(), stacks.choose(_checkout(), stack))
+        output.result(seen.as_json(), preview.text(seen))
+
+
+@task(
+    name="host-setup",
+    help={"stack": STACK, "node": "only this node", "dry-run": "print the script of each node instead", "json": JSON},
+)
+def host_setup(
+    _: Context, stack: str | None = None, node: str | None = None, dry_run: bool = False, json: bool = False
+) -> None:
+    """Set up the hosts that are reached by SSH: Docker, GPUs in containers, limits, driver; safe to run again."""
+    from slipway import cli, stacks
+    from slipway.host_setup import remote
+
+    with cli.command(json) as output:
+        name = stacks.choose(_checkout(), stack)
+        scripts = remote.scripts(_checkout(), name, node)
+        if dry_run:
+            output.result(scripts, remote.text(scripts))
+            return
+        done = remote.run_all(_stack(name).inventory, scripts, progress=output.progress)
+        output.result(done, f"set up {', '.join(done)}\n")
+
+
 @task(
     name="lock-models",
     help={
@@ -334,9 +365,7 @@ def orphans(_: Context, stack: str | None = None, delete: bool = False, yes: boo
 
     with cli.command(json) as output:
         confirm = cli.confirmation(yes) if delete else None
-        found = provision.orphans(
-            _checkout(), _name(stack), delete=delete, confirm=confirm, progress=output.progress
-        )
+        found = provision.orphans(_checkout(), _name(stack), delete=delete, confirm=confirm, progress=output.progress)
         output.result(found.as_json(), found.text())
 
 

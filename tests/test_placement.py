@@ -111,3 +111,15 @@ def test_two_nodes_never_share_a_name_or_address(what: str) -> None:
         lines.append(f"  - {{name: {values['name']}, address: {values['address']}}}")
     with pytest.raises(DocumentError, match=f"two nodes have the {what} same"):
         parse("\n".join(lines), Inventory, "x.yaml")
+
+
+def test_a_node_without_gpus_takes_the_router_and_needs_no_fabric() -> None:
+    front = node("front", 0, fabric="tcp")
+    placed = placement.place(pd(), hosts(front, node("one", 8), node("two", 8)))
+    assert [(item.role.name, item.node.name) for item in placed] == [
+        ("prefill", "one"),
+        ("decode", "two"),
+        ("router", "front"),
+    ]
+    with pytest.raises(PlanRefused, match=r"too few nodes \(got 1\)"):
+        placement.place(pd(), hosts(front, node("one", 8)))

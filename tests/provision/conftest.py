@@ -65,7 +65,11 @@ class AwsAccount:
         endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]
         found |= {f"vpc-endpoint {one['VpcEndpointId']}" for one in endpoints if one["State"] != "deleted"}
         for table in ec2.describe_route_tables()["RouteTables"]:
-            found |= {f"association {link['RouteTableAssociationId']}" for link in table.get("Associations", []) if not link.get("Main")}
+            found |= {
+                f"association {link['RouteTableAssociationId']}"
+                for link in table.get("Associations", [])
+                if not link.get("Main")
+            }
         found |= {f"instance {one['InstanceId']}" for one in self.instances()}
         return found
 
@@ -160,7 +164,11 @@ def aws_server() -> Iterator[AwsAccount]:
     """The account's server, one for all tests."""
     env = {**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
     process = subprocess.Popen(
-        [sys.executable, str(STANDINS / "aws-account")], stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
+        [sys.executable, str(STANDINS / "aws-account")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
     )
     assert process.stdout is not None
     url = process.stdout.readline().strip()

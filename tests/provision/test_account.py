@@ -43,7 +43,10 @@ def furnish(account: Any) -> None:
         table = ec2.create_route_table(VpcId=vpc, TagSpecifications=spec("route-table", "private", stack))["RouteTable"]
         ec2.associate_route_table(SubnetId=subnet, RouteTableId=table["RouteTableId"])
         group = ec2.create_security_group(
-            GroupName=f"nodes-{stack}", Description="d", VpcId=vpc, TagSpecifications=spec("security-group", "nodes", stack)
+            GroupName=f"nodes-{stack}",
+            Description="d",
+            VpcId=vpc,
+            TagSpecifications=spec("security-group", "nodes", stack),
         )["GroupId"]
         permission = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
         for way in (ec2.authorize_security_group_ingress, ec2.authorize_security_group_egress):
@@ -139,7 +142,9 @@ def test_a_mirror_with_objects_stays_and_is_named(account: Any, reached: Account
     assert [one.kind for one in reached.tagged("m1-pd")] == ["Bucket"]
 
 
-def test_a_bucket_is_recognised_as_a_half_made_one_only_while_it_is_empty_and_untagged(account: Any, reached: Account) -> None:
+def test_a_bucket_is_recognised_as_a_half_made_one_only_while_it_is_empty_and_untagged(
+    account: Any, reached: Account
+) -> None:
     s3 = account.client("s3")
     s3.create_bucket(Bucket="models-abc", CreateBucketConfiguration={"LocationConstraint": "us-east-2"})
     assert reached.bucket_without_tags("models-abc")

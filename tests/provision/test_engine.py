@@ -19,7 +19,7 @@ WANTED = {
     "repository": 1,
     "role": 1,
     "route-table": 2,  # the network's main one comes with it
-    "rule": 6,
+    "rule": 7,  # two of them the default group's
     "security-group": 3,  # and so does its default group
     "subnet": 1,
     "vpc": 1,

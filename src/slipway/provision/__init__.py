@@ -14,8 +14,7 @@ from slipway.cloud import hosts
 from slipway.errors import UsageError
 from slipway.progress import Progress
 from slipway.provision import backend as backends
-from slipway.provision import interrupted, locks, pulumi_cli, state
-from slipway.provision import leftovers
+from slipway.provision import interrupted, leftovers, locks, pulumi_cli, state
 from slipway.provision.account import Account
 from slipway.provision.backend import Backend
 from slipway.provision.leftovers import Orphans
@@ -68,9 +67,7 @@ def down(checkout: Checkout, stack: str, *, confirm: Confirm | None, progress: P
     return _Run(checkout, stack, confirm, progress).down()
 
 
-def orphans(
-    checkout: Checkout, stack: str, *, delete: bool, confirm: Confirm | None, progress: Progress
-) -> Orphans:
+def orphans(checkout: Checkout, stack: str, *, delete: bool, confirm: Confirm | None, progress: Progress) -> Orphans:
     """What carries the stack's tag in AWS and is in no state; with `delete`, removed after a yes.
 
     Raises: as `up`.
@@ -188,7 +185,9 @@ class _Run:
         found = self.orphans(delete=False)
         self._orphans = found
         count = len(found.orphans)
-        return Done(proved=f"{count} in AWS and in no state" if count else "nothing in AWS that the state lacks", evidence={})
+        return Done(
+            proved=f"{count} in AWS and in no state" if count else "nothing in AWS that the state lacks", evidence={}
+        )
 
     def _save_inventory(self) -> Done:
         said = self._cli.json("stack", "output", "--json", "--stack", self._stack)
@@ -202,9 +201,13 @@ class _Run:
     def _required_account(self) -> Account:
         account = self._account()
         if account is None:
-            raise UsageError(f"stack {self._stack}", "has interrupted cloud operations and no slipway:aws", "", "bring it back")
+            raise UsageError(
+                f"stack {self._stack}", "has interrupted cloud operations and no slipway:aws", "", "bring it back"
+            )
         return account
 
     def _ask(self, question: str) -> None:
         if self._confirm is not None and not self._confirm(question):
-            raise UsageError(f"stack {self._stack}", "not confirmed", "nothing was changed", "answer yes, or give --yes")
+            raise UsageError(
+                f"stack {self._stack}", "not confirmed", "nothing was changed", "answer yes, or give --yes"
+            )

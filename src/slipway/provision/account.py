@@ -101,7 +101,9 @@ class Account:
             raise self._refused(f"api error {code}: {message}", error.operation_name) from error
         except (BotoCoreError, ResponseParserError) as error:
             remedy = "check the network and AWS_ENDPOINT_URL, then run the same command again"
-            raise NetworkFailure("AWS", f"did not answer ({error})", "nothing was changed by this call", remedy) from error
+            raise NetworkFailure(
+                "AWS", f"did not answer ({error})", "nothing was changed by this call", remedy
+            ) from error
 
     @staticmethod
     def _refused(said: str, operation: str) -> SlipwayError:
@@ -202,7 +204,9 @@ def _ours(tags: list[Mapping[str, str]], stack: str, kind: str, identity: str) -
 
 def _instance(instance: Mapping[str, Any], name: str) -> Found:
     since = instance.get("LaunchTime")
-    detail = f"{instance['InstanceType']}, {instance['State']['Name']}, since {since:%Y-%m-%d %H:%M} UTC" if since else ""
+    detail = (
+        f"{instance['InstanceType']}, {instance['State']['Name']}, since {since:%Y-%m-%d %H:%M} UTC" if since else ""
+    )
     return Found(kinds.INSTANCE, instance["InstanceId"], name, detail, instance["InstanceType"])
 
 
@@ -248,7 +252,9 @@ def _reservations(client: Any, identity: str, name: str) -> Iterator[Found]:
     for one in answer["CapacityReservations"]:
         if one["State"] not in GONE:
             detail = f"{one['TotalInstanceCount']} × {one['InstanceType']}"
-            yield Found(EC2["capacity-reservation"], identity, name, detail, one["InstanceType"], one["TotalInstanceCount"])
+            yield Found(
+                EC2["capacity-reservation"], identity, name, detail, one["InstanceType"], one["TotalInstanceCount"]
+            )
 
 
 def _gateways(client: Any, identity: str, name: str) -> Iterator[Found]:
@@ -333,7 +339,9 @@ def _remove_role(client: Callable[[str], Any], thing: Found) -> None:
 _REMOVE: dict[str, Callable[[Callable[[str], Any], Found], object]] = {
     kinds.INSTANCE: _remove_instance,
     EC2["volume"]: lambda client, one: client("ec2").delete_volume(VolumeId=one.id),
-    EC2["capacity-reservation"]: lambda client, one: client("ec2").cancel_capacity_reservation(CapacityReservationId=one.id),
+    EC2["capacity-reservation"]: lambda client, one: client("ec2").cancel_capacity_reservation(
+        CapacityReservationId=one.id
+    ),
     EC2["launch-template"]: lambda client, one: client("ec2").delete_launch_template(LaunchTemplateId=one.id),
     EC2["key-pair"]: lambda client, one: client("ec2").delete_key_pair(KeyName=one.id),
     EC2["placement-group"]: lambda client, one: client("ec2").delete_placement_group(GroupName=one.id),

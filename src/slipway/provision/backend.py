@@ -88,7 +88,9 @@ def _refuse_new_passphrase(stack_file: Path, path: Path) -> None:
     """A stack that was locked with another passphrase cannot be opened with a new one."""
     if stack_file.is_file() and "\nencryptionsalt:" in "\n" + stack_file.read_text(encoding="utf-8"):
         why = f"{stack_file} was locked with a passphrase (encryptionsalt), and a new one cannot open it"
-        remedy = "bring the file back or set PULUMI_CONFIG_PASSPHRASE_FILE; for a new state, remove the encryptionsalt line"
+        remedy = (
+            "bring the file back or set PULUMI_CONFIG_PASSPHRASE_FILE; for a new state, remove the encryptionsalt line"
+        )
         raise MissingFile(path, "no passphrase", why, remedy)
 
 
@@ -119,7 +121,9 @@ def _recorded(record: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(record, f"cannot be read ({error})", "it says where each stack's state is", "mend it") from error
+        raise UsageError(
+            record, f"cannot be read ({error})", "it says where each stack's state is", "mend it"
+        ) from error
     return {str(stack): str(url) for stack, url in read.items()}
 
 

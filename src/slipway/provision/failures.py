@@ -203,7 +203,9 @@ def explain(place: str, said: Iterable[str], doing: str) -> SlipwayError:
         if known:
             return known.error(place, f"{known.problem} ({_shortened(text)})", known.why, known.remedy)
     last = _shortened(texts[0]) if texts else "it said nothing"
-    return CheckFailed(place, f"{doing} failed ({last})", "what was done is recorded", "correct it, then run the same command again")
+    return CheckFailed(
+        place, f"{doing} failed ({last})", "what was done is recorded", "correct it, then run the same command again"
+    )
 
 
 def _known(text: str) -> Known | None:

@@ -80,7 +80,12 @@ class Finder:
             return self._aws().association(str(what.inputs.get("subnetId")), str(what.inputs.get("routeTableId")))
         for found in self._all_tagged():
             key = (found.type, found.id)
-            if found.type == what.type and found.name == what.name and key not in self._known and key not in self._taken:
+            if (
+                found.type == what.type
+                and found.name == what.name
+                and key not in self._known
+                and key not in self._taken
+            ):
                 self._taken.add(key)
                 return found.id
         bucket = what.inputs.get("bucket")

@@ -50,7 +50,9 @@ class Orphans(Document):
         lines = [f"{self.stack}: {len(self.orphans)} in AWS and in no state"]
         for one in self.orphans:
             detail = f", {one.detail}" if one.detail else ""
-            lines.append(f"  {one.type.rpartition(':')[2]} {one.id} ({one.name or 'no name'}{detail}): {self._price(one)}")
+            lines.append(
+                f"  {one.type.rpartition(':')[2]} {one.id} ({one.name or 'no name'}{detail}): {self._price(one)}"
+            )
         lines.append(f"  together {self.known_hourly:.2f} {self.currency} an hour (prices of {self.prices_of})")
         if self.unknown_prices:
             lines[-1] += f", and {len(self.unknown_prices)} of unknown price"
@@ -64,7 +66,9 @@ class Orphans(Document):
         return f"{one.hourly:.2f} {self.currency} an hour" if one.hourly else "free"
 
 
-def find(stack: str, account: Account, known: Collection[tuple[str, str]], prices: Path) -> tuple[Orphans, tuple[Found, ...]]:
+def find(
+    stack: str, account: Account, known: Collection[tuple[str, str]], prices: Path
+) -> tuple[Orphans, tuple[Found, ...]]:
     """The orphans of `stack`: tagged as its own, and not among the `known` types and ids of its state.
 
     Raises: AuthFailure, NetworkFailure, MissingFile, DocumentError.

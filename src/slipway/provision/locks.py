@@ -108,7 +108,9 @@ def _read(file: Path) -> Holder | None:
 def _is_younger(holder: Holder) -> bool:
     """Whether the process of this pid began after the lock was taken: then the number was given out again (Linux)."""
     try:
-        fields = Path(f"/proc/{holder.pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{holder.pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
         boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(encoding="ascii"), re.MULTILINE)
         locked = datetime.fromisoformat(_to_microseconds(holder.since)).timestamp()
     except (OSError, ValueError):

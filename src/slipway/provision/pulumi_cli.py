@@ -129,7 +129,9 @@ class Outcome:
             return None
         if self.exit_code == -signal.SIGKILL:
             why = "usually for want of memory (`dmesg` tells); what was done is recorded, what was under way is found again"
-            return CheckFailed(place, f"{doing} was killed", why, "run the same command again; it goes on where it stopped")
+            return CheckFailed(
+                place, f"{doing} was killed", why, "run the same command again; it goes on where it stopped"
+            )
         return failures.explain(place, [*self.diagnostics, *_said(self.stderr)], doing)
 
 
@@ -161,7 +163,9 @@ def find(root: Path, env: Mapping[str, str]) -> Cli:
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
     if not numbers or (int(numbers[1]), int(numbers[2])) < OLDEST:
         need = ".".join(map(str, OLDEST))
-        raise CheckFailed(program, f"is too old (got {version or 'no version'})", f"{need} or newer is needed", "update it")
+        raise CheckFailed(
+            program, f"is too old (got {version or 'no version'})", f"{need} or newer is needed", "update it"
+        )
     return Cli(program, root, version, env)
 
 

@@ -27,7 +27,10 @@ def kept(response, kind):
 
 
 def tag_list(response, resource):
-    return [{"Key": tag["key"], "Value": tag["value"]} for tag in response.ec2_backend.describe_tags({"resource-id": [resource]})]
+    return [
+        {"Key": tag["key"], "Value": tag["value"]}
+        for tag in response.ec2_backend.describe_tags({"resource-id": [resource]})
+    ]
 
 
 def tagged(response, kind, resource):
@@ -42,7 +45,12 @@ def create_placement_group(self):
         raise EC2ClientError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
     if strategy not in STRATEGIES:
         raise EC2ClientError("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
-    group = {"GroupName": name, "State": "available", "Strategy": strategy, "GroupId": f"pg-{secrets.token_hex(9)[:17]}"}
+    group = {
+        "GroupName": name,
+        "State": "available",
+        "Strategy": strategy,
+        "GroupId": f"pg-{secrets.token_hex(9)[:17]}",
+    }
     if strategy == "spread":
         group["SpreadLevel"] = self._get_param("SpreadLevel", "rack")
     if strategy == "partition":
@@ -140,6 +148,8 @@ def main():
     add_missing_calls()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     app = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0, app, threaded=True, request_handler=Quiet)
+    server = make_server(
+        "127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0, app, threaded=True, request_handler=Quiet
+    )
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()

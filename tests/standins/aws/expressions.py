@@ -33,7 +33,17 @@ TEMPLATE = {
     "iamInstanceProfile": "IamInstanceProfile",
     "keyName": "KeyName",
 }
-NOT_IN_DATA = {"name", "namePrefix", "tags", "description", "updateDefaultVersion", "defaultVersion", "id", "was", "latestVersion"}
+NOT_IN_DATA = {
+    "name",
+    "namePrefix",
+    "tags",
+    "description",
+    "updateDefaultVersion",
+    "defaultVersion",
+    "id",
+    "was",
+    "latestVersion",
+}
 
 
 def template(inputs):

@@ -44,7 +44,9 @@ class Kind:
         self.moments.middle()
         where = self.entry["id"]
         identity = (
-            expressions.value(where.removeprefix("in."), inputs) if where.startswith("in.") else expressions.value(where, answer)
+            expressions.value(where.removeprefix("in."), inputs)
+            if where.startswith("in.")
+            else expressions.value(where, answer)
         )
         data = {**inputs, "id": identity}
         for call in self.entry.get("begin", []):
@@ -155,7 +157,9 @@ class Kind:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
             service = self.entry["service"].upper()
             text = f"operation error {service}: {error.operation_name}, https response error StatusCode: {status}, "
-            raise Refused(said["Code"], f"{text}RequestID: stand-in, api error {said['Code']}: {said['Message']}") from None
+            raise Refused(
+                said["Code"], f"{text}RequestID: stand-in, api error {said['Code']}: {said['Message']}"
+            ) from None
 
 
 def expressions_with(text, data):

@@ -45,7 +45,10 @@ class Moments:
     def may_fail(self, method):
         code = self.fails.get(method)
         if code:
-            answer = {"Error": {"Code": code, "Message": TEXTS.get(code, code)}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+            answer = {
+                "Error": {"Code": code, "Message": TEXTS.get(code, code)},
+                "ResponseMetadata": {"HTTPStatusCode": 400},
+            }
             raise ClientError(answer, "".join(word.capitalize() for word in method.split("_")))
 
     def _count(self, what):

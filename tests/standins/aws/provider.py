@@ -10,8 +10,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import protocol  # noqa: F401, I001 (goes before Pulumi's messages)
 import grpc
+import protocol  # noqa: F401 (goes before Pulumi's messages)
 import yaml
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -101,7 +101,9 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             name
             for name in sorted({*news, *was})
             if name not in ignored
-            and not (same(news.get(name), was.get(name)) and (name not in news or self._as_seen(news[name], olds.get(name))))
+            and not (
+                same(news.get(name), was.get(name)) and (name not in news or self._as_seen(news[name], olds.get(name)))
+            )
         ]
         replaces = [name for name in changed if name in kind.entry.get("replace", [])]
         changes = provider_pb2.DiffResponse.DIFF_SOME if changed else provider_pb2.DiffResponse.DIFF_NONE
@@ -127,7 +129,11 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         if inputs:
             # What the program wrote, with AWS's word where AWS tells; an unread value stays as it was written.
             told = [*kind.entry["outputs"], *kind.entry.get("also", {})]
-            seen = {name: state[name] for name in told if name in inputs and not within(plain(inputs[name]), plain(state[name]))}
+            seen = {
+                name: state[name]
+                for name in told
+                if name in inputs and not within(plain(inputs[name]), plain(state[name]))
+            }
             inputs = {**inputs, **seen}
             state = {**state, **{name: inputs[name] for name in inputs}}
         else:
@@ -159,7 +165,9 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     def _kind(self, request, context):
         token = request.type or request.urn.split("::")[2].rpartition("$")[2]
         if token not in TABLE:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the stand-in provider knows no {token}; add it to resources.yaml")
+            context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, f"the stand-in provider knows no {token}; add it to resources.yaml"
+            )
         return Kind(token, TABLE, self.region, self.moments)
 
     @staticmethod
