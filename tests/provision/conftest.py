@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -159,17 +159,12 @@ def cli() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
-def aws_server() -> Iterator[AwsAccount]:
-    """The account's server, one for all tests."""
+@contextmanager
+def served() -> Iterator[AwsAccount]:
+    """An account's server, for as long as the block runs."""
     env = {**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
-    process = subprocess.Popen(
-        [sys.executable, str(STANDINS / "aws-account")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-        start_new_session=True,
-    )
+    words = [sys.executable, str(STANDINS / "aws-account")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     assert url, "the account's server did not start"
@@ -179,24 +174,11 @@ def aws_server() -> Iterator[AwsAccount]:
     process.stdout.close()
 
 
-@pytest.fixture
-def account(aws_server: AwsAccount) -> AwsAccount:
-    """An empty account."""
-    aws_server.reset()
-    return aws_server
-
-
-@pytest.fixture(scope="session")
-def pulumi_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pulumi-home")
-
-
-@pytest.fixture
-def project(cli: str, account: AwsAccount, pulumi_home: Path, tmp_path: Path) -> Project:
-    """A project whose stack m1-pd has the values that only a user can know."""
-    root = tmp_path / "checkout"
+def made_project(folder: Path, account: AwsAccount) -> Project:
+    """A project in `folder` whose stack m1-pd has the values that only a user can know."""
+    root = folder / "checkout"
     root.mkdir()
-    made = Project(root, pulumi_home, account)
+    made = Project(root, folder / "pulumi-home", account)
     made.set(
         "m1-pd",
         ami="ami-0123456789abcdef0",
@@ -206,6 +188,27 @@ def project(cli: str, account: AwsAccount, pulumi_home: Path, tmp_path: Path) ->
     return made
 
 
-def exported(project: Project, stack: str) -> dict[str, Any]:
-    """The stack's state as the CLI exports it."""
-    return json.loads(project.pulumi("stack", "export", "--stack", stack).stdout)
+@pytest.fixture(scope="session")
+def aws_server() -> Iterator[AwsAccount]:
+    """The account's server, one for all tests."""
+    with served() as account:
+        yield account
+
+
+@pytest.fixture
+def account(aws_server: AwsAccount) -> AwsAccount:
+    """An empty account."""
+    aws_server.reset()
+    return aws_server
+
+
+@pytest.fixture
+def project(cli: str, account: AwsAccount, tmp_path: Path) -> Project:
+    """A project on the real CLI and an empty account."""
+    return made_project(tmp_path, account)
+
+
+@pytest.fixture
+def bare_project(tmp_path: Path) -> Project:
+    """A project of which nothing is asked that needs Pulumi or an account."""
+    return made_project(tmp_path, AwsAccount("http://127.0.0.1:9"))

@@ -87,6 +87,7 @@ class _Run:
         self._backend: Backend = backends.choose(checkout.root, checkout.state, stack)
         self._cli: Cli = pulumi_cli.find(checkout.root, self._backend.env)
         self._outcome = Outcome()
+        self._released = 0
         self._orphans: Orphans | None = None
 
     def up(self) -> Provisioned:
@@ -136,6 +137,7 @@ class _Run:
         return [Step("orphans", {}, self._look_for_orphans)] if self._config.aws else []
 
     def _open_state(self) -> Done:
+        self._released = interrupted.release(self._backend, self._stack, self._progress)
         self._cli.text("stack", "select", "--create", "--stack", self._stack)
         backends.remember(self._checkout.state, self._stack, self._backend)
         return Done(proved=f"Pulumi {self._cli.version}, state in {self._backend}", evidence={})
@@ -146,8 +148,8 @@ class _Run:
         return Done(proved=f"AWS as {account.identity()} in {account.region}", evidence={})
 
     def _mend(self) -> Done:
-        found = interrupted.mend(self._cli, self._backend, self._stack, self._required_account, self._progress)
-        return Done(proved=str(found), evidence={})
+        found = interrupted.mend(self._cli, self._stack, self._required_account, self._progress)
+        return Done(proved=str(replace(found, locks=self._released)), evidence={})
 
     def _operate(self, verb: str) -> Done:
         words = ("--stack", self._stack, "--refresh")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from slipway.progress import Progress
-from slipway.provision import kinds, locks, state
+from slipway.provision import kinds, locks, state, torn
 from slipway.provision.account import Account
 from slipway.provision.backend import Backend
 from slipway.provision.kinds import Found
@@ -38,27 +38,38 @@ class Mend:
         return "; ".join(said)
 
 
-def mend(cli: Cli, backend: Backend, stack: str, account: Callable[[], Account], progress: Progress) -> Mend:
-    """What was done so that the next operation can go on: locks of dead holders, operations that never ended.
+def release(backend: Backend, stack: str, progress: Progress) -> int:
+    """How many locks of dead runs were released; what they left half-written is mended, so that the state can be read again.
 
-    `account` is called only when something may have been created.
-
-    Raises: CheckFailed when a living run holds the lock; SlipwayError.
+    Raises: CheckFailed when a living run holds the lock; DiskFailure.
     """
-    dead = locks.refuse_living(stack, locks.in_folder(backend.folder, stack) if backend.folder else ())
+    if backend.folder is None:
+        return 0
+    dead = locks.refuse_living(stack, locks.in_folder(backend.folder, stack))
     for holder in dead:
         progress.note(f"  releasing the lock of a run that died ({holder})")
         locks.release(holder)
+    torn.mend(backend.folder, stack, progress)
+    return len(dead)
+
+
+def mend(cli: Cli, stack: str, account: Callable[[], Account], progress: Progress) -> Mend:
+    """What became of the operations that never ended, so that the next one can go on.
+
+    `account` is called only when something may have been created.
+
+    Raises: SlipwayError.
+    """
     recorded = cli.json("stack", "export", "--stack", stack)
     if not state.pending(recorded):
-        return Mend(len(dead), (), ())
+        return Mend(0, (), ())
     finder = Finder(stack, account, state.ids(recorded))
     mended = state.mend(recorded, finder)
     cli.text("stack", "import", "--stack", stack, stdin=json.dumps(mended.state))
     adopted = tuple(f"{what.name} ({identity})" for what, identity in mended.adopted)
     for said in adopted:
         progress.note(f"  adopted {said}: it was created, and the run died before that was recorded")
-    return Mend(len(dead), adopted, tuple(f"{what.name} ({what.kind})" for what in mended.cleared))
+    return Mend(0, adopted, tuple(f"{what.name} ({what.kind})" for what in mended.cleared))
 
 
 class Finder:
