@@ -121,6 +121,11 @@ class TestInterfaces:
         assert [nic.kind for nic in layout if nic.card == 0] == ["interface"]
 
     @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+    def test_efa_is_at_device_one_on_the_first_card_and_at_device_zero_on_the_others(self, kind: InstanceType) -> None:
+        efa = [(nic.card, nic.device) for nic in instance_types.nics(kind) if nic.kind == "efa-only"]
+        assert efa == [(card.index, 0 if card.index else 1) for card in kind.cards if card.efa_gbps]
+
+    @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
     def test_no_layout_breaks_the_limits_of_its_type(self, kind: InstanceType) -> None:
         check_layout(kind)
 

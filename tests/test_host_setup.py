@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import json
+import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +160,8 @@ class TestOverSsh:
         server, keygen = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin"), shutil.which("ssh-keygen")
         if not (server and keygen and shutil.which("ssh")):
             pytest.skip("OpenSSH's server is not installed")
+        if os.geteuid() != 0:
+            pytest.skip("set-up runs as root")
         for key in ("host", "user"):
             subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / key)], check=True)
         settings = {
@@ -229,8 +234,8 @@ def test_this_machine_is_set_up_without_ssh(tmp_path: Path) -> None:
     target = node()
     script = scripts.bare_metal(target, Workstation(), root=str(tmp_path))
     hosts = Inventory(schema_="slipway/inventory/v1", name="x", nodes=[target])
-    if getpass.getuser() != "root" and shutil.which("sudo") is None:
-        pytest.skip("neither root nor sudo")
+    if os.geteuid() != 0:
+        pytest.skip("set-up runs as root")
     assert "this host is set up" in remote.run_all(hosts, {"workstation": script}, progress=silent)["workstation"]
 
 
@@ -258,3 +263,17 @@ def test_nodes_with_one_script_share_it_on_paper() -> None:
     text = remote.text(remote.scripts(CHECKOUT, "m1-pd-ib"))
     assert text.count("#!/bin/sh\n# Slipway host set-up") == 1
     assert text.startswith("# on prefill-1, decode-1\n")
+
+
+def test_the_command_shows_the_script_of_one_node_without_touching_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    words = ("host-setup", "--stack", "m1-pd-ib", "--node", "decode-1", "--dry-run", "--json")
+    ran = subprocess.run(
+        [sys.executable, "-m", "invoke", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+    )
+    assert json.loads(ran.stdout) == {"decode-1": KINDS["infiniband"]}

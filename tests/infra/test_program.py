@@ -40,6 +40,18 @@ def test_a_cloud_stack_breaks_no_policy(program: Any, stack: str) -> None:
 
 
 @pytest.mark.parametrize("stack", ON_AWS)
+def test_every_rule_has_one_group_and_one_peer(program: Any, stack: str) -> None:
+    records = program.run(stack, program.values(stack, clients=["10.1.0.0/16"])).records
+    rules = [record for record in records if record.type.startswith("aws:vpc/securityGroup")]
+    peers = ("referencedSecurityGroupId", "prefixListId", "cidrIpv4")
+    for rule in rules:
+        assert rule.inputs["securityGroupId"].startswith("SecurityGroup-")
+        assert len([key for key in peers if rule.inputs.get(key)]) == 1, rule
+        assert ("fromPort" in rule.inputs) == (rule.inputs["ipProtocol"] == "tcp")
+    assert sum(rule.inputs.get("cidrIpv4") == "10.1.0.0/16" for rule in rules) == 1
+
+
+@pytest.mark.parametrize("stack", ON_AWS)
 def test_the_output_is_an_inventory_that_reads_back_without_secrets_or_guessed_devices(
     program: Any, stack: str
 ) -> None:
@@ -158,7 +170,8 @@ def test_example_values_pass_a_preview_and_stop_up(program: Any, stack: str) -> 
         node["address"] = "192.0.2." + node["address"].rpartition(".")[2]
     if "slipway:aws" in values:
         values["slipway:aws"] |= {"ami": "replace-me", "capacity": {"kind": "block", "id": "replace-me"}}
-    program.run(stack, values, preview=True)
+    shown = program.run(stack, values, preview=True).records
+    assert [str(found) for record in shown for found in policies.violations(record)] == []
     with pytest.raises(UsageError, match="still has example values"):
         program.run(stack, values)
 

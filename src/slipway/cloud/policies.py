@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.cloud.settings import PLACEHOLDER
+
 STACK_TAG = "slipway:stack"
 NAME_TAG = "slipway:resource"
 OPEN = frozenset({"0.0.0.0/0", "::/0"})
@@ -142,7 +144,8 @@ def _mutable_images(record: Record) -> Iterator[str]:
 
 def _moving_image(record: Record) -> Iterator[str]:
     image = record.inputs.get("imageId") or record.inputs.get("ami")
-    if image is not None and not str(image).startswith("ami-"):
+    # An example value passes a preview; the program refuses it in `up` before anything is registered.
+    if image not in (None, PLACEHOLDER) and not str(image).startswith("ami-"):
         yield f"names its machine image by something that moves (got {image}); write down its id (ami-…)"
 
 
