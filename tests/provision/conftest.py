@@ -9,13 +9,14 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STANDINS = ROOT / "tests" / "standins"
@@ -71,6 +72,25 @@ class AwsAccount:
                 if not link.get("Main")
             }
         found |= {f"instance {one['InstanceId']}" for one in self.instances()}
+        return found | self._second_steps()
+
+    def _second_steps(self) -> set[str]:
+        """What is done in a second call after a creation, so that a run can die before it."""
+        ec2, iam, s3 = (self.client(service) for service in ("ec2", "iam", "s3"))
+        found: set[str] = set()
+        for vpc in ec2.describe_vpcs()["Vpcs"]:
+            said = ec2.describe_vpc_attribute(VpcId=vpc["VpcId"], Attribute="enableDnsHostnames")
+            if said["EnableDnsHostnames"]["Value"]:
+                found.add(f"dns-names {vpc['VpcId']}")
+        for profile in iam.list_instance_profiles()["InstanceProfiles"]:
+            found |= {f"profile-role {role['RoleName']}" for role in profile["Roles"]}
+        for role in iam.list_roles()["Roles"]:
+            found |= {f"policy {name}" for name in iam.list_role_policies(RoleName=role["RoleName"])["PolicyNames"]}
+        for bucket in s3.list_buckets()["Buckets"]:
+            name = bucket["Name"]
+            found.add(f"versioning {name} {s3.get_bucket_versioning(Bucket=name).get('Status')}")
+            with suppress(ClientError):  # untagged
+                found.add(f"bucket-tags {len(s3.get_bucket_tagging(Bucket=name)['TagSet'])}")
         return found
 
     def instances(self) -> list[dict[str, Any]]:

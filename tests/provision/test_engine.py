@@ -19,11 +19,16 @@ WANTED = {
     "repository": 1,
     "role": 1,
     "route-table": 2,  # the network's main one comes with it
-    "rule": 7,  # two of them the default group's
+    "rule": 6,  # one of them the default group's
     "security-group": 3,  # and so does its default group
     "subnet": 1,
     "vpc": 1,
     "vpc-endpoint": 6,
+    "dns-names": 1,
+    "profile-role": 1,
+    "policy": 1,
+    "versioning": 1,
+    "bucket-tags": 1,
 }
 """What m1-pd has in AWS."""
 

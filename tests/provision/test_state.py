@@ -90,6 +90,9 @@ class Aws:
         self.found = found
         self.asked = 0
 
+    def remove(self, thing: Found) -> None:
+        self.removed = thing
+
     def tagged(self, stack: str) -> tuple[Found, ...]:
         self.asked += 1
         return self.found
@@ -106,6 +109,14 @@ def test_what_the_state_knows_is_not_adopted_a_second_time() -> None:
     assert find(pending(VPC, "vpc")) is None
     assert find(pending(VPC, "other")) is None
     assert aws.asked == 1
+
+
+def test_a_half_made_security_group_is_removed_because_it_may_still_let_everything_out() -> None:
+    group = Found(kinds.EC2["security-group"], "sg-1", "nodes")
+    aws = Aws(group)
+    find = Finder("s", lambda: aws, ())  # type: ignore[arg-type, return-value]
+    assert find(pending(group.type, "nodes")) is None
+    assert aws.removed == group
 
 
 def test_a_part_that_cannot_be_tagged_has_the_id_that_its_inputs_say() -> None:

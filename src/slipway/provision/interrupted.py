@@ -84,7 +84,7 @@ class Finder:
         self._taken: set[tuple[str, str]] = set()
 
     def __call__(self, what: Pending) -> str | None:
-        """The id of what `what` created, or None where there is nothing."""
+        """The id of what `what` created, or None where there is nothing, or nothing any more."""
         if what.type in kinds.PARTS:
             return _part_id(what)
         if what.type == kinds.ASSOCIATION:
@@ -98,6 +98,9 @@ class Finder:
                 and key not in self._taken
             ):
                 self._taken.add(key)
+                if what.type in kinds.REMADE:
+                    self._aws().remove(found)
+                    return None
                 return found.id
         bucket = what.inputs.get("bucket")
         if what.type == kinds.BUCKET and bucket and self._aws().bucket_without_tags(str(bucket)):

@@ -51,6 +51,12 @@ PARTS = {
 
 ASSOCIATION = "aws:ec2/routeTableAssociation:RouteTableAssociation"
 
+REMADE = frozenset({EC2["security-group"]})
+"""Types that are removed and made again instead of taken in: between their creation and its end stands a step that no refresh sees.
+
+A new security group lets everything out until the provider has taken that rule away. Nothing can use a group whose id nobody knew.
+"""
+
 ORDER_OF_REMOVAL = (
     # What uses something stands before what it uses.
     INSTANCE,
