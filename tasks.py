@@ -30,6 +30,7 @@ usage.mend_usage_errors()
 
 JSON = "print one JSON document on stdout"
 STACK = "the stack that is meant (default: SLIPWAY_STACK, the selected one, or the only one with an inventory)"
+YES = "do it without asking"
 RECIPE = "recipe id, as laguna-m.1.sglang/h200-bf16"
 
 
@@ -103,6 +104,37 @@ def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
         meant = _stack(stack)
         path = stacks.save_inventory(_checkout(), meant)
         output.result(meant.inventory.as_json(), f"the inventory is in {path}\n")
+
+
+@task(help={"stack": STACK, "json": JSON})
+def preview(_: Context, stack: str | None = None, json: bool = False) -> None:
+    """Show what a stack would create, run and cost, offline; exit 2 when recipe and hosts do not belong together."""
+    from slipway import cli, preview, stacks
+
+    with cli.command(json) as output:
+        seen = preview.of(_checkout(), stacks.choose(_checkout(), stack))
+        output.result(seen.as_json(), preview.text(seen))
+
+
+@task(
+    name="host-setup",
+    help={"stack": STACK, "node": "only this node", "dry-run": "print the script of each node instead", "json": JSON},
+)
+def host_setup(
+    _: Context, stack: str | None = None, node: str | None = None, dry_run: bool = False, json: bool = False
+) -> None:
+    """Set up the hosts that are reached by SSH: Docker, GPUs in containers, limits, driver; safe to run again."""
+    from slipway import cli, stacks
+    from slipway.host_setup import remote
+
+    with cli.command(json) as output:
+        name = stacks.choose(_checkout(), stack)
+        scripts = remote.scripts(_checkout(), name, node)
+        if dry_run:
+            output.result(scripts, remote.text(scripts))
+            return
+        done = remote.run_all(_stack(name).inventory, scripts, progress=output.progress)
+        output.result(done, f"set up {', '.join(done)}\n")
 
 
 @task(
@@ -410,6 +442,37 @@ def bench(
         bench.refuse_failed(result)
 
 
+@task(help={"stack": STACK, "yes": YES, "json": JSON})
+def up(_: Context, stack: str | None = None, yes: bool = False, json: bool = False) -> None:
+    """Make the stack's resources as its file says; go on where an interrupted run stopped."""
+    from slipway import cli, provision
+
+    with cli.command(json) as output:
+        made = provision.up(_checkout(), _name(stack), confirm=cli.confirmation(yes), progress=output.progress)
+        output.result(made.as_json(), made.text())
+
+
+@task(help={"stack": STACK, "yes": YES, "json": JSON})
+def down(_: Context, stack: str | None = None, yes: bool = False, json: bool = False) -> None:
+    """Remove the stack's resources; a bought capacity block is not given back."""
+    from slipway import cli, provision
+
+    with cli.command(json) as output:
+        made = provision.down(_checkout(), _name(stack), confirm=cli.confirmation(yes), progress=output.progress)
+        output.result(made.as_json(), made.text())
+
+
+@task(help={"stack": STACK, "delete": "remove them, after a yes", "yes": YES, "json": JSON})
+def orphans(_: Context, stack: str | None = None, delete: bool = False, yes: bool = False, json: bool = False) -> None:
+    """List what carries the stack's tag in AWS and is in no state, with what it costs."""
+    from slipway import cli, provision
+
+    with cli.command(json) as output:
+        confirm = cli.confirmation(yes) if delete else None
+        found = provision.orphans(_checkout(), _name(stack), delete=delete, confirm=confirm, progress=output.progress)
+        output.result(found.as_json(), found.text())
+
+
 @task(help={"path": "a report.json (default: the newest one)", "json": JSON})
 def report(_: Context, path: str | None = None, json: bool = False) -> None:
     """Show a run's report again."""
@@ -483,6 +546,12 @@ def _stack(stack: str | None) -> Stack:
     from slipway import stacks
 
     return stacks.read(_checkout(), stacks.choose(_checkout(), stack))
+
+
+def _name(stack: str | None) -> str:
+    from slipway import stacks
+
+    return stacks.choose(_checkout(), stack)
 
 
 def _plan(recipe: str | None, inventory: str | None, stack: str | None) -> Plan:

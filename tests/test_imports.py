@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "slipway"
 
 ORDER = [
-    # From the bottom up; a room may import what stands in an earlier line. Table of the design, and decisions 001 and 002.
+    # From the bottom up; a room may import what stands in an earlier line. Table of the design, decisions 001 to 004.
     {"errors"},
     {"progress"},
     {"documents"},
@@ -21,9 +21,11 @@ ORDER = [
     {"rules", "fit", "images"},
     {"placement"},
     {"plan"},
+    {"cloud"},
     {"checkpoints"},
     {"reference"},
     {"stacks", "hosts"},
+    {"host_setup"},
     {"sse"},
     {"endpoint"},
     {"launch", "gates", "bench"},
@@ -32,7 +34,8 @@ ORDER = [
     {"book", "models"},
     {"serving", "evidence", "mirrors", "spread", "holdings"},
     {"usage", "cli"},
-    {"demo", "manual"},
+    {"provision"},
+    {"demo", "manual", "preview"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 

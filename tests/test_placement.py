@@ -117,3 +117,15 @@ def test_nodes_that_must_reach_each_other_have_no_loopback_address() -> None:
     here = node("a", 8).model_copy(update={"address": "127.0.0.1"})
     with pytest.raises(PlanRefused, match="node a has a loopback address"):
         placement.place(pd(), hosts(here, node("b", 8)))
+
+
+def test_a_node_without_gpus_takes_the_router_and_needs_no_fabric() -> None:
+    front = node("front", 0, fabric="tcp")
+    placed = placement.place(pd(), hosts(front, node("one", 8), node("two", 8)))
+    assert [(item.role.name, item.node.name) for item in placed] == [
+        ("prefill", "one"),
+        ("decode", "two"),
+        ("router", "front"),
+    ]
+    with pytest.raises(PlanRefused, match=r"too few nodes \(got 1\)"):
+        placement.place(pd(), hosts(front, node("one", 8)))

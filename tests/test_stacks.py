@@ -95,4 +95,4 @@ def test_a_state_folder_that_cannot_be_written_is_a_disk_failure(checkout: Check
 def test_every_shipped_stack_names_a_recipe() -> None:
     checkout = Checkout(ROOT)
     for name in stacks.names(checkout):
-        assert stacks.read(checkout, name).recipe_id
+        assert stacks.config(checkout, name).recipe

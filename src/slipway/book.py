@@ -94,14 +94,29 @@ def compiled(checkout: Checkout, recipe_id: str | None, inventory: Path | None, 
         hosts = documents.read(inventory, Inventory) if inventory else None
         return _compile(checkout, recipe.find(checkout.recipes, recipe_id), hosts)
     meant = stacks.read(checkout, stacks.choose(checkout, stack))
+    return _compile(checkout, stack_recipe(checkout, meant.name, meant.recipe_id), meant.inventory)
+
+
+def stack_recipe(checkout: Checkout, stack: str, recipe_id: str) -> Recipe:
+    """The recipe that the file of `stack` names.
+
+    Raises: UsageError that points at the stack's file, DocumentError, MissingFile.
+    """
     try:
-        found = recipe.find(checkout.recipes, meant.recipe_id)
+        return recipe.find(checkout.recipes, recipe_id)
     except UsageError as error:
         if isinstance(error, DocumentError):
             raise
-        place = f"stacks/Pulumi.{meant.name}.yaml: slipway:recipe"
+        place = f"stacks/Pulumi.{stack}.yaml: slipway:recipe"
         raise UsageError(place, error.problem, error.why, error.remedy) from error
-    return _compile(checkout, found, meant.inventory)
+
+
+def on_hosts(checkout: Checkout, item: Recipe, hosts: Inventory) -> Plan:
+    """The plan of the recipe `item` on `hosts`.
+
+    Raises: PlanRefused, DocumentError.
+    """
+    return _compile(checkout, item, hosts)
 
 
 def lock_digests(checkout: Checkout) -> dict[str, str]:

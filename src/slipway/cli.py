@@ -16,7 +16,7 @@ from typing import IO, Any, NoReturn
 from rich.console import Console
 
 from slipway import progress
-from slipway.errors import SlipwayError, from_os_error
+from slipway.errors import SlipwayError, UsageError, from_os_error
 from slipway.progress import Progress
 
 INTERRUPTED = 130
@@ -71,6 +71,24 @@ def command(as_json: bool) -> Iterator[Output]:
         _fail(from_os_error(error, error.filename or "standard output", "writing"), output)
     except Exception as error:
         _fail_unexpectedly(error, output)
+
+
+def confirmation(yes: bool) -> Callable[[str], bool] | None:
+    """How a command asks before it changes something: None after `--yes`, else a question on the terminal.
+
+    Raises: UsageError where there is no terminal to ask at; before anything was done.
+    """
+    if yes:
+        return None
+    if not sys.stdin.isatty():
+        raise UsageError("--yes", "is missing", "there is no terminal to ask at", "give --yes to do it without asking")
+    return _ask
+
+
+def _ask(question: str) -> bool:
+    """Whether the user answers yes; nothing but the whole word counts."""
+    print(f"{question} [yes/no] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() == "yes"
 
 
 def _make_streams_usable() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from slipway import book, fit, plan, recipe, rules
+from slipway.cloud.settings import StackConfig
 from slipway.documents import Matching
 from slipway.errors import CheckFailed, from_os_error
 from slipway.inventory import Inventory
@@ -132,13 +133,13 @@ def _context_table(checkout: Checkout, recipes: tuple[Recipe, ...]) -> str:
 
 
 def _reference() -> str:
-    """Every key of a recipe file and of an inventory, table by table, in the order in which they are met."""
+    """Every key of a recipe file, an inventory and a stack file, table by table, in the order in which they are met."""
     parts = [
-        "# Recipe and inventory reference\n",
+        "# Recipe, inventory and stack reference\n",
         "Generated from the models by `invoke docs`. Unknown keys are errors everywhere. For an editor that checks while",
         "you type, point it at `recipes/recipe.schema.json` and `stacks/inventory/inventory.schema.json`.\n",
     ]
-    for title, model in (("Recipe file", RecipeFile), ("Inventory", Inventory)):
+    for title, model in (("Recipe file", RecipeFile), ("Inventory", Inventory), ("Stack file", StackConfig)):
         parts.append(f"## {title}\n")
         for inner in _models(model):
             parts += [f"### {inner.__name__}\n", f"{(inner.__doc__ or '').strip()}\n", *_rows(inner), ""]

@@ -32,7 +32,8 @@ class Placed:
 
 
 def place(recipe: Recipe, inventory: Inventory) -> tuple[Placed, ...]:
-    """One `Placed` per role, in the recipe's order: GPU roles on the first node with enough free GPUs, a router beside the first.
+    """One `Placed` per role, in the recipe's order: GPU roles on the first node with enough free GPUs, a router on the first node
+    without GPUs where there is one, else beside the first role.
 
     Raises: PlanRefused, saying what the inventory lacks.
     """
@@ -47,7 +48,7 @@ def place(recipe: Recipe, inventory: Inventory) -> tuple[Placed, ...]:
         taken = {item.node.name for item in placed if item.gpu_indices} if spread else set()
         node = next((n for n in inventory.nodes if n.name not in taken and len(free[n.name]) >= count), None)
         if count == 0 and placed:
-            node = placed[0].node
+            node = _router_host(inventory, needs) or placed[0].node
         if node is None:
             offers = ", ".join(f"{name} {len(gpus)}" for name, gpus in free.items())
             why = f"a role runs on one node; free GPUs of {needs.gpu_memory_gib:g} GiB or more: {offers}"
@@ -124,8 +125,9 @@ def _refuse_unequal_devices(placed: list[Placed], where: str) -> None:
 
 def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:
     needs = recipe.cell.requires
-    if len(inventory.nodes) < needs.nodes:
-        problem = f"has too few nodes (got {len(inventory.nodes)})"
+    hosts = _hosts(inventory, needs)
+    if len(hosts) < needs.nodes:
+        problem = f"has too few nodes (got {len(hosts)})"
         raise PlanRefused(
             "placement-nodes", where, problem, f"{recipe.id} needs {needs.nodes}", "add the missing nodes"
         )
@@ -143,13 +145,23 @@ def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:
             why = "Docker takes a relative path for the name of a volume, which is empty"
             raise PlanRefused("placement-paths", where, problem, why, "write the whole path")
     if needs.nodes > 1 and needs.fabric:
-        for node in inventory.nodes:
+        for node in hosts:
             if node.fabric not in needs.fabric:
                 problem = f"node {node.name} has the wrong fabric (got {node.fabric})"
                 why = f"{recipe.id} moves KV over {' or '.join(needs.fabric)}"
                 raise PlanRefused(
                     "placement-fabric", where, problem, why, "choose the recipe's variant for this fabric"
                 )
+
+
+def _hosts(inventory: Inventory, needs: Requires) -> list[Node]:
+    """The nodes that servers can run on: those with GPUs, where the recipe needs any."""
+    return [node for node in inventory.nodes if node.gpus or needs.gpus_per_node == 0]
+
+
+def _router_host(inventory: Inventory, needs: Requires) -> Node | None:
+    """The first node that is there for the router only."""
+    return next((node for node in inventory.nodes if not node.gpus and needs.gpus_per_node), None)
 
 
 def _usable(node: Node, needs: Requires) -> Iterator[int]:

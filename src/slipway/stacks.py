@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
 
 from slipway import documents, inventory
+from slipway.cloud.settings import StackConfig
 from slipway.documents import Document
 from slipway.errors import DiskFailure, DocumentError, Problem, UsageError, from_os_error
 from slipway.inventory import Inventory
@@ -24,13 +26,6 @@ class StackFile(Document):
     encryptedkey: str | None = None
     secretsprovider: str | None = None
     environment: Any = None
-
-
-class StackConfig(Document):
-    """Slipway's own keys of a stack file, without their `slipway:` prefix."""
-
-    recipe: str
-    hosts: str | None = Field(default=None, pattern="^local$", description="local: this machine, without GPUs")
 
 
 @dataclass(frozen=True)
@@ -144,21 +139,54 @@ def read(checkout: Checkout, name: str) -> Stack:
 
     Raises: DocumentError, UsageError when it has no inventory yet.
     """
+    said = config(checkout, name)
+    return Stack(name, said.recipe, hosts(checkout, name, said))
+
+
+def hosts(checkout: Checkout, name: str, said: StackConfig) -> Inventory:
+    """The inventory of the stack called `name`, whose settings are `said`: a hand-kept file first, then what the settings list,
+    then the one saved from Pulumi's outputs.
+
+    Raises: DocumentError, UsageError when there is none yet.
+    """
+    kept = _inventory_file(checkout, name)
+    if said.nodes and (kept is None or kept.is_relative_to(checkout.state)):
+        # What the settings list is newer than a copy that was once saved of it.
+        return Inventory(schema_="slipway/inventory/v1", name=name, nodes=said.nodes)
+    if kept:
+        found = documents.read(kept, Inventory)
+        if found.name != name:
+            text = f"is the inventory of {found.name}, but the stack is called {name}; correct the name"
+            raise DocumentError([Problem(str(kept), 1, 1, "name", text)])
+        return found
+    if said.hosts == "local":
+        return inventory.this_machine(name, str(checkout.models.relative_to(checkout.root)))
+    why = "its hosts are not known yet"
+    remedy = (
+        f"run `invoke inventory --stack {name}` after `pulumi up`, or write {checkout.stacks / 'inventory' / name}.yaml"
+    )
+    raise UsageError(f"stack {name}", "has no inventory", why, remedy)
+
+
+def config(checkout: Checkout, name: str) -> StackConfig:
+    """What the file of the stack called `name` says under Slipway's own keys.
+
+    Raises: MissingFile, DocumentError.
+    """
     path = checkout.stacks / f"Pulumi.{name}.yaml"
-    config = _config(path)
-    saved = _inventory_file(checkout, name)
-    if saved:
-        hosts = documents.read(saved, Inventory)
-        if hosts.name != name:
-            text = f"is the inventory of {hosts.name}, but the stack is called {name}; correct the name"
-            raise DocumentError([Problem(str(saved), 1, 1, "name", text)])
-    elif config.hosts == "local":
-        hosts = inventory.this_machine(name, str(checkout.models.relative_to(checkout.root)))
-    else:
-        why = "its hosts are not known yet"
-        remedy = f"run `invoke inventory --stack {name}` after `pulumi up`, or write {checkout.stacks / 'inventory' / name}.yaml"
-        raise UsageError(f"stack {name}", "has no inventory", why, remedy)
-    return Stack(name, config.recipe, hosts)
+    return parse_config(documents.read(path, StackFile).config, f"{path} (keys slipway:…)")
+
+
+def parse_config(values: Mapping[str, Any], place: str) -> StackConfig:
+    """Slipway's own keys among the stack's `values`; `place` stands for the file in messages.
+
+    Raises: DocumentError.
+    """
+    own = {key.removeprefix("slipway:"): value for key, value in values.items() if key.startswith("slipway:")}
+    if "aws:region" in values:
+        own["aws:region"] = values["aws:region"]
+    # Read through the same reader as a file, so that a wrong key is reported with the same words.
+    return documents.parse(json.dumps(own), StackConfig, place)
 
 
 def recipe_of(checkout: Checkout, name: str) -> str:
@@ -166,7 +194,7 @@ def recipe_of(checkout: Checkout, name: str) -> str:
 
     Raises: DocumentError.
     """
-    return _config(checkout.stacks / f"Pulumi.{name}.yaml").recipe
+    return config(checkout, name).recipe
 
 
 def save_inventory(checkout: Checkout, stack: Stack) -> Path:
@@ -187,16 +215,6 @@ def save_inventory(checkout: Checkout, stack: Stack) -> Path:
     except OSError as error:
         raise from_os_error(error, path, "saving the inventory") from error
     return path
-
-
-def _config(path: Path) -> StackConfig:
-    own = {
-        key.removeprefix("slipway:"): value
-        for key, value in documents.read(path, StackFile).config.items()
-        if key.startswith("slipway:")
-    }
-    # Read through the same reader, so that a wrong key is reported with the same words.
-    return documents.parse(yaml.safe_dump(own), StackConfig, f"{path} (keys slipway:…)")
 
 
 def _selected(checkout: Checkout) -> str | None:

@@ -1,0 +1,139 @@
+"""Where a stack's state is kept, and the passphrase that locks its secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.errors import MissingFile, UsageError, from_os_error
+
+PASSPHRASE_VARIABLES = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
+PASSPHRASE_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A state backend: its URL (None: the one that Pulumi is logged in to) and what the CLI is told of it."""
+
+    url: str | None
+    env: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a `file://` backend."""
+        return Path(self.url.removeprefix("file://")) if self.url and self.url.startswith("file://") else None
+
+    def __str__(self) -> str:
+        return self.url or "the backend that Pulumi is logged in to"
+
+
+def choose(root: Path, state: Path, stack: str) -> Backend:
+    """The backend of `stack`, with its passphrase ready.
+
+    PULUMI_BACKEND_URL, else the one this stack was made in, else the one Pulumi is logged in to, else a folder of ours:
+    a stack must not wander to another backend, because that one knows nothing of the hosts that run.
+
+    Raises: UsageError when PULUMI_BACKEND_URL names another backend than the stack was made in; MissingFile, DiskFailure.
+    """
+    record = state / "pulumi" / "backends.json"
+    known = _recorded(record).get(stack)
+    asked = os.environ.get("PULUMI_BACKEND_URL")
+    if asked and known and asked != known:
+        why = f"the stack was made in {known}; a second state would make every host a second time"
+        remedy = f"unset PULUMI_BACKEND_URL, or move the state (`pulumi stack export`, `import`) and remove {stack} from {record}"
+        raise UsageError("PULUMI_BACKEND_URL", f"names another backend (got {asked})", why, remedy)
+    url = asked or known or (None if _logged_in(root) else f"file://{state / 'pulumi'}")
+    if url is None:
+        return Backend(None, _passphrase(root, state, stack))
+    backend = Backend(url, {"PULUMI_BACKEND_URL": url, **_passphrase(root, state, stack)})
+    if backend.folder and not asked:
+        _make_private(backend.folder)
+    return backend
+
+
+def remember(state: Path, stack: str, backend: Backend) -> None:
+    """Write down where `stack` was made.
+
+    Raises: DiskFailure.
+    """
+    record = state / "pulumi" / "backends.json"
+    known = _recorded(record)
+    if backend.url is None or known.get(stack) == backend.url:
+        return
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        temporary = record.with_suffix(".tmp")
+        temporary.write_text(json.dumps({**known, stack: backend.url}, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(record)
+    except OSError as error:
+        raise from_os_error(error, record, "writing down the stack's backend") from error
+
+
+def _passphrase(root: Path, state: Path, stack: str) -> dict[str, str]:
+    """The variable that tells Pulumi its passphrase, unless the user has set one; it is never on a command line."""
+    if any(name in os.environ for name in PASSPHRASE_VARIABLES):
+        return {}
+    path = state / "pulumi" / "passphrase"
+    if not path.exists():
+        _refuse_new_passphrase(root / "stacks" / f"Pulumi.{stack}.yaml", path)
+        _write_passphrase(path)
+    return {"PULUMI_CONFIG_PASSPHRASE_FILE": str(path)}
+
+
+def _refuse_new_passphrase(stack_file: Path, path: Path) -> None:
+    """A stack that was locked with another passphrase cannot be opened with a new one."""
+    if stack_file.is_file() and "\nencryptionsalt:" in "\n" + stack_file.read_text(encoding="utf-8"):
+        why = f"{stack_file} was locked with a passphrase (encryptionsalt), and a new one cannot open it"
+        remedy = (
+            "bring the file back or set PULUMI_CONFIG_PASSPHRASE_FILE; for a new state, remove the encryptionsalt line"
+        )
+        raise MissingFile(path, "no passphrase", why, remedy)
+
+
+def _write_passphrase(path: Path) -> None:
+    try:
+        _make_private(path.parent)
+        # Made with its mode, not changed to it afterwards: nobody can read it in between.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(PASSPHRASE_BYTES))
+    except FileExistsError:
+        return  # another command made it just now
+    except OSError as error:
+        raise from_os_error(error, path, "making the passphrase") from error
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise from_os_error(error, folder, "making the state folder") from error
+
+
+def _recorded(record: Path) -> dict[str, str]:
+    try:
+        read = json.loads(record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            record, f"cannot be read ({error})", "it says where each stack's state is", "mend it"
+        ) from error
+    return {str(stack): str(url) for stack, url in read.items()}
+
+
+def _logged_in(root: Path) -> bool:
+    """Whether the project or a login names a backend already."""
+    project = root / "Pulumi.yaml"
+    if project.is_file() and "\nbackend:" in "\n" + project.read_text(encoding="utf-8"):
+        return True
+    home = Path(os.environ.get("PULUMI_HOME") or Path.home() / ".pulumi")
+    try:
+        return bool(json.loads((home / "credentials.json").read_text(encoding="utf-8")).get("current"))
+    except (OSError, ValueError):
+        return False  # never logged in

@@ -1,0 +1,114 @@
+"""What carries a stack's tag in AWS and is in no state: paid for, and known to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from slipway.cloud import cost
+from slipway.documents import Document
+from slipway.errors import SlipwayError
+from slipway.progress import Progress
+from slipway.provision import kinds
+from slipway.provision.account import Account
+from slipway.provision.kinds import Found
+
+FREE = frozenset(kinds.ORDER_OF_REMOVAL) - {
+    kinds.INSTANCE,
+    kinds.BUCKET,
+    kinds.REPOSITORY,
+    *(kinds.EC2[kind] for kind in ("volume", "capacity-reservation", "natgateway", "elastic-ip", "vpc-endpoint")),
+}
+"""Types that AWS does not charge for by the hour; storage is paid by size and month, so its hourly price is not known here."""
+
+
+class Orphan(Document):
+    """One thing that no state knows; `hourly` is null where its price is not known."""
+
+    type: str
+    id: str
+    name: str
+    detail: str
+    hourly: float | None
+
+
+class Orphans(Document):
+    """All of a stack's orphans, and what they cost per hour as far as it is known."""
+
+    stack: str
+    orphans: tuple[Orphan, ...]
+    known_hourly: float
+    unknown_prices: tuple[str, ...]
+    currency: str
+    prices_of: str
+    removed: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The list for people."""
+        if not self.orphans:
+            return f"{self.stack}: everything that carries its tag is in its state\n"
+        lines = [f"{self.stack}: {len(self.orphans)} in AWS and in no state"]
+        for one in self.orphans:
+            detail = f", {one.detail}" if one.detail else ""
+            lines.append(
+                f"  {one.type.rpartition(':')[2]} {one.id} ({one.name or 'no name'}{detail}): {self._price(one)}"
+            )
+        lines.append(f"  together {self.known_hourly:.2f} {self.currency} an hour (prices of {self.prices_of})")
+        if self.unknown_prices:
+            lines[-1] += f", and {len(self.unknown_prices)} of unknown price"
+        if self.removed:
+            lines.append(f"removed {', '.join(self.removed)}")
+        return "\n".join(lines) + "\n"
+
+    def _price(self, one: Orphan) -> str:
+        if one.hourly is None:
+            return "price not known"
+        return f"{one.hourly:.2f} {self.currency} an hour" if one.hourly else "free"
+
+
+def find(
+    stack: str, account: Account, known: Collection[tuple[str, str]], prices: Path
+) -> tuple[Orphans, tuple[Found, ...]]:
+    """The orphans of `stack`: tagged as its own, and not among the `known` types and ids of its state.
+
+    Raises: AuthFailure, NetworkFailure, MissingFile, DocumentError.
+    """
+    things = tuple(one for one in account.tagged(stack) if (one.type, one.id) not in known)
+    priced = cost.read(prices)
+    hourly = {price.item: price.price for price in priced.hourly}
+    shown = tuple(_orphan(one, hourly) for one in things)
+    return Orphans(
+        stack=stack,
+        orphans=shown,
+        known_hourly=round(sum(one.hourly for one in shown if one.hourly is not None), 4),
+        unknown_prices=tuple(one.id for one in shown if one.hourly is None),
+        currency=priced.currency,
+        prices_of=priced.date,
+    ), things
+
+
+def remove(things: Iterable[Found], account: Account, progress: Progress) -> tuple[str, ...]:
+    """What was removed, in the order of removal; everything is tried before the first refusal is raised.
+
+    Raises: SlipwayError, the first one; what could not be removed is listed again next time.
+    """
+    removed: list[str] = []
+    refused: list[SlipwayError] = []
+    for thing in things:
+        try:
+            account.remove(thing)
+        except SlipwayError as error:
+            progress.note(f"  {thing.kind} {thing.id} stays: {error}")
+            refused.append(error)
+        else:
+            progress.note(f"  removed {thing.kind} {thing.id} ({thing.name})")
+            removed.append(thing.id)
+    if refused:
+        raise refused[0]
+    return tuple(removed)
+
+
+def _orphan(one: Found, hourly: dict[str, float | None]) -> Orphan:
+    each = 0.0 if one.type in FREE else hourly.get(one.price_item or "")
+    price = None if each is None else each * one.quantity
+    return Orphan(type=one.type, id=one.id, name=one.name, detail=one.detail, hourly=price)

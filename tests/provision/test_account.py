@@ -1,0 +1,174 @@
+"""What carries a stack's tag is found in a real account's answers, priced, and removed in an order that AWS accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.errors import AuthFailure, CheckFailed, NetworkFailure
+from slipway.progress import silent
+from slipway.provision import kinds, leftovers
+from slipway.provision.account import Account
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PRICES = ROOT / "stacks" / "data"
+
+
+def tags(name: str, stack: str = "m1-pd") -> list[dict[str, str]]:
+    return [{"Key": kinds.STACK_TAG, "Value": stack}, {"Key": kinds.NAME_TAG, "Value": name}]
+
+
+def spec(kind: str, name: str, stack: str = "m1-pd") -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": tags(name, stack)}]
+
+
+@pytest.fixture
+def reached(account: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
+    """The account as Slipway reaches it, by boto3's own variables."""
+    for name, value in (("AWS_ENDPOINT_URL", account.url), ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(name, value)
+    return Account("us-east-2")
+
+
+def furnish(account: Any) -> None:
+    """One of everything that the program makes, tagged, and the same untagged or of another stack."""
+    ec2, iam, s3, ecr = (account.client(name) for name in ("ec2", "iam", "s3", "ecr"))
+    for stack in ("m1-pd", "other"):
+        vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=spec("vpc", "vpc", stack))["Vpc"]["VpcId"]
+        subnet = ec2.create_subnet(
+            VpcId=vpc, CidrBlock="10.0.0.0/24", TagSpecifications=spec("subnet", "private", stack)
+        )["Subnet"]["SubnetId"]
+        table = ec2.create_route_table(VpcId=vpc, TagSpecifications=spec("route-table", "private", stack))["RouteTable"]
+        ec2.associate_route_table(SubnetId=subnet, RouteTableId=table["RouteTableId"])
+        group = ec2.create_security_group(
+            GroupName=f"nodes-{stack}",
+            Description="d",
+            VpcId=vpc,
+            TagSpecifications=spec("security-group", "nodes", stack),
+        )["GroupId"]
+        permission = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+        for way in (ec2.authorize_security_group_ingress, ec2.authorize_security_group_egress):
+            way(GroupId=group, IpPermissions=permission, TagSpecifications=spec("security-group-rule", "self", stack))
+        ec2.create_vpc_endpoint(
+            VpcId=vpc,
+            ServiceName="com.amazonaws.us-east-2.ssm",
+            VpcEndpointType="Interface",
+            SubnetIds=[subnet],
+            TagSpecifications=spec("vpc-endpoint", "endpoint-ssm", stack),
+        )
+        ec2.create_placement_group(
+            GroupName=f"slipway-{stack}", Strategy="cluster", TagSpecifications=spec("placement-group", "gpu", stack)
+        )
+        ec2.create_launch_template(
+            LaunchTemplateName=f"gpu-{stack}",
+            LaunchTemplateData={"InstanceType": "p6-b200.48xlarge"},
+            TagSpecifications=spec("launch-template", "gpu", stack),
+        )
+        ec2.run_instances(
+            MinCount=1,
+            MaxCount=1,
+            ImageId="ami-0123456789abcdef0",
+            InstanceType="p6-b200.48xlarge",
+            SubnetId=subnet,
+            TagSpecifications=[*spec("instance", "gpu-1", stack), *spec("volume", "gpu", stack)],
+        )
+        trust = '{"Version": "2012-10-17", "Statement": []}'
+        iam.create_role(RoleName=f"node-{stack}", AssumeRolePolicyDocument=trust, Tags=tags("node", stack))
+        iam.put_role_policy(
+            RoleName=f"node-{stack}",
+            PolicyName="p",
+            PolicyDocument='{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}',
+        )
+        iam.create_instance_profile(InstanceProfileName=f"node-{stack}", Tags=tags("node", stack))
+        iam.add_role_to_instance_profile(InstanceProfileName=f"node-{stack}", RoleName=f"node-{stack}")
+        s3.create_bucket(Bucket=f"models-{stack}", CreateBucketConfiguration={"LocationConstraint": "us-east-2"})
+        s3.put_bucket_tagging(Bucket=f"models-{stack}", Tagging={"TagSet": tags("models", stack)})
+        ecr.create_repository(repositoryName=f"slipway/{stack}/engine", tags=tags("engine", stack))
+
+
+def test_all_of_a_stack_is_found_and_nothing_of_another(account: Any, reached: Account) -> None:
+    furnish(account)
+    found = reached.tagged("m1-pd")
+    assert sorted((one.kind, one.name) for one in found) == [
+        ("Bucket", "models"),
+        ("Instance", "gpu-1"),
+        ("InstanceProfile", "node"),
+        ("LaunchTemplate", "gpu"),
+        ("PlacementGroup", "gpu"),
+        ("Repository", "engine"),
+        ("Role", "node"),
+        ("RouteTable", "private"),
+        ("SecurityGroup", "nodes"),
+        ("SecurityGroupEgressRule", "self"),
+        ("SecurityGroupIngressRule", "self"),
+        ("Subnet", "private"),
+        ("Vpc", "vpc"),
+        ("VpcEndpoint", "endpoint-ssm"),
+    ]
+    assert reached.tagged("third") == ()
+
+
+def test_orphans_have_their_hourly_price_and_go_in_an_order_that_aws_accepts(account: Any, reached: Account) -> None:
+    furnish(account)
+    others = len(reached.tagged("other"))
+    found, things = leftovers.find("m1-pd", reached, frozenset(), PRICES)
+    host = next(one for one in found.orphans if one.name == "gpu-1")
+    assert host.hourly == 113.9328
+    assert found.known_hourly == 113.9328
+    assert "p6-b200.48xlarge, running, since" in found.text()
+    assert "an hour (prices of 20" in found.text()
+    removed = leftovers.remove(things, reached, silent)
+    assert len(removed) == len(found.orphans) == 14
+    assert reached.tagged("m1-pd") == ()
+    assert len(reached.tagged("other")) == others
+
+
+def test_what_the_state_knows_is_no_orphan(account: Any, reached: Account) -> None:
+    furnish(account)
+    known = frozenset((one.type, one.id) for one in reached.tagged("m1-pd"))
+    found, _ = leftovers.find("m1-pd", reached, known, PRICES)
+    assert found.orphans == ()
+    assert found.text() == "m1-pd: everything that carries its tag is in its state\n"
+
+
+def test_a_mirror_with_objects_stays_and_is_named(account: Any, reached: Account) -> None:
+    furnish(account)
+    account.client("s3").put_object(Bucket="models-m1-pd", Key="shard", Body=b"x")
+    _, things = leftovers.find("m1-pd", reached, frozenset(), PRICES)
+    with pytest.raises(CheckFailed, match="still has objects"):
+        leftovers.remove(things, reached, silent)
+    assert [one.kind for one in reached.tagged("m1-pd")] == ["Bucket"]
+
+
+def test_a_bucket_is_recognised_as_a_half_made_one_only_while_it_is_empty_and_untagged(
+    account: Any, reached: Account
+) -> None:
+    s3 = account.client("s3")
+    s3.create_bucket(Bucket="models-abc", CreateBucketConfiguration={"LocationConstraint": "us-east-2"})
+    assert reached.bucket_without_tags("models-abc")
+    assert not reached.bucket_without_tags("models-absent")
+    s3.put_object(Bucket="models-abc", Key="k", Body=b"x")
+    assert not reached.bucket_without_tags("models-abc")
+
+
+def test_removing_what_is_gone_is_no_error(account: Any, reached: Account) -> None:
+    furnish(account)
+    things = reached.tagged("m1-pd")
+    for _ in range(2):
+        for thing in things:
+            reached.remove(thing)
+    assert reached.association("subnet-0", "rtb-0") is None
+
+
+def test_no_credentials_and_no_answer_are_told_apart(
+    reached: Account, monkeypatch: pytest.MonkeyPatch, unused_port: int
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused_port}")
+    with pytest.raises(NetworkFailure, match="did not answer"):
+        Account("us-east-2").identity()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(AuthFailure, match="no AWS credentials"):
+        Account("us-east-2").identity()
