@@ -38,7 +38,7 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
         self.subnet, table = self._private_subnet()
-        self.groups = {name: self._group(name) for name in access.groups(args.aws)}
+        self.groups: dict[str, aws.ec2.SecurityGroup] = {name: self._group(name) for name in access.groups(args.aws)}
         s3 = self._endpoints(table)
         for rule in access.rules(args.aws, args.ports):
             self._rule(rule, s3)

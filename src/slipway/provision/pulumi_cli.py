@@ -81,7 +81,7 @@ class Cli:
                 # A group of its own: a terminal's Ctrl-C reaches it through us, once.
                 start_new_session=True,
             )
-            with _stopped_in_good_order(process):
+            with process, _stopped_in_good_order(process):
                 assert process.stdout is not None
                 for event in _events(process.stdout):
                     outcome.take(event, progress)
@@ -94,7 +94,9 @@ class Cli:
         return [self.program, *words, "--non-interactive", "--color", "never"]
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true", **self.env}
+        # A preview otherwise prints one document at its end instead of the events that `up` prints.
+        events = {"PULUMI_ENABLE_STREAMING_JSON_PREVIEW": "true"}
+        return {**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true", **events, **self.env}
 
 
 @dataclass
