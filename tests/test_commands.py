@@ -54,7 +54,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> An
         (
             ("fetch-models", "--recipe", "laguna-m.1.sglang/h200-bf16"),
             5,
-            "run `invoke lock-models --repo poolside/Laguna-M.1`",
+            "run `invoke lock-models --request checkpoints/laguna-m.1.lock-request.json`",
         ),
         (("report",), 5, "run `invoke demo`"),
     ],
