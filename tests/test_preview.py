@@ -87,7 +87,7 @@ def test_types_whose_device_names_nobody_wrote_down_are_previewed_by_position(tm
     keys = {"aws": {"instance_type": "p5e.48xlarge"}}
     seen = preview.of(changed(tmp_path, "m1-pd", keys), "m1-pd")
     assert any("not known for this type" in note for note in seen.notes)
-    assert seen.inventory.nodes[0].rdma_devices[31].name == "efa-card-31"
+    assert seen.inventory.nodes[0].rdma_devices[31].name == "rdmap-card-31"
 
 
 def test_a_recipe_for_other_gpus_is_noted(tmp_path: Path) -> None:
@@ -114,3 +114,8 @@ def test_a_hand_kept_inventory_counts_more_than_the_list_of_the_stack(tmp_path: 
     kept = "schema: slipway/inventory/v1\nname: s21-3090\nnodes:\n  - {name: mine, address: 10.0.0.9}\n"
     (tmp_path / "stacks" / "inventory" / "s21-3090.yaml").write_text(kept)
     assert stacks.read(checkout, "s21-3090").inventory.nodes[0].name == "mine"
+
+
+if __name__ == "__main__":
+    for each in STACKS:
+        golden_name(each).write_text(preview.text(preview.of(CHECKOUT, each)))

@@ -35,7 +35,7 @@ def expected_devices(kind: InstanceType) -> list[RdmaDevice]:
     if kind.expected_devices:
         pairs = zip(kind.expected_devices, cards, strict=True)
         return [RdmaDevice(name=device.name, rate_gbps=card.efa_gbps, gpu=device.gpu) for device, card in pairs]
-    return [RdmaDevice(name=f"efa-card-{card.index}", rate_gbps=card.efa_gbps) for card in cards]
+    return [RdmaDevice(name=f"rdmap-card-{card.index}", rate_gbps=card.efa_gbps) for card in cards]
 
 
 def gpu_node(name: str, hosts: AwsHosts, kind: InstanceType) -> Node:
