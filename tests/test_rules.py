@@ -168,6 +168,10 @@ CASES: dict[str, tuple[list[Recipe], list[Recipe]]] = {
         [changed(S21_BF16, gpu_memory_fraction=None), changed(S21_BF16, gpu_memory_fraction=0.88)],
         [BOOK[S21_BF16], BOOK["laguna-s-2.1.sglang/b300-bf16-high-throughput"]],
     ),
+    "s21-top-k-zero": (
+        [BOOK[S21_BF16]],
+        [changed(S21_BF16, flags={"sampling-defaults": "openai"}), BOOK[S21_NVFP4], BOOK[M1], BOOK[VLLM_BF16]],
+    ),
     "m1-has-no-drafter": ([changed(M1, cell=spec(S21_DFLASH), page_size_tokens=1)], [BOOK[M1]]),
     "vllm-laguna-unsupported": (
         [old("0.20.0", VLLM_BF16), old("0.21.0", VLLM_FP8)],

@@ -179,6 +179,20 @@ RULES: tuple[Rule, ...] = (
         COOKBOOK_S21,
     ),
     Rule(
+        "s21-top-k-zero",
+        "warn",
+        lambda case: (
+            case.serves_with("sglang")
+            and case.recipe.model == "laguna-s-2.1"
+            and case.recipe.cell.checkpoint.revision is None
+            and case.flag("sampling-defaults") is None
+        ),
+        "the unpinned checkpoint may be one of 2026-07-20, whose generation config has top_k 0",
+        "SGLang answers 400 to every sampled request then; later revisions have top_k 20",
+        "pin a later revision, or set sampling-defaults: openai",
+        COOKBOOK_S21,
+    ),
+    Rule(
         "m1-has-no-drafter",
         "refuse",
         lambda case: case.recipe.model == "laguna-m.1" and case.speculates,
