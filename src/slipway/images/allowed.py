@@ -15,8 +15,9 @@ from slipway.errors import UsageError
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
+_PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 _REFERENCE = re.compile(
-    r"(?P<name>[a-zA-Z0-9][\w.-]*(?::\d+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
+    rf"(?:(?P<first>[a-zA-Z0-9][a-zA-Z0-9.-]*(?::\d+)?)/)?(?P<rest>{_PART}(?:/{_PART})*)"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?"
     r"(?:@(?P<digest>[a-z0-9]+:[0-9a-f]+))?"
 )
@@ -110,10 +111,13 @@ def image_reference(text: str) -> ImageReference:
     match = _REFERENCE.fullmatch(text)
     if not match:
         raise UsageError(text, "no image reference", "expected [host/]name[:tag][@sha256:…]", "correct it")
-    name = match["name"]
-    first, _, rest = name.partition("/")
-    if not rest or not (set(first) & {".", ":"} or first == "localhost" or first != first.lower()):
-        name = f"{_DEFAULT_HOST}/{name if rest else f'library/{name}'}"
+    first, name = match["first"], match["rest"]
+    if first is None:
+        name = f"{_DEFAULT_HOST}/library/{name}"
+    elif set(first) & {".", ":"} or first == "localhost" or first != first.lower():
+        name = f"{first}/{name}"
+    else:
+        name = f"{_DEFAULT_HOST}/{first}/{name}"
     return ImageReference(name, match["tag"] or "", match["digest"] or "")
 
 
