@@ -141,7 +141,7 @@ def unused_port() -> int:
 class CheckoutCopy:
     """The checkout's data and commands in a folder of a test's own, so that no test writes into the real one."""
 
-    copied = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
+    copied = ("tasks", "recipes", "stacks", "checkpoints", "images")
     lock = "checkpoints/laguna-tiny.lock.json"
 
     def __init__(self, root: Path, port: int | None = None) -> None:
