@@ -128,9 +128,15 @@ def _uv(version: str, tools: Path, progress: Progress) -> Path:
 
 def _run(argv: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
     # The caller's shell must not change what is resolved; pip's and uv's index and certificate settings are theirs to give.
-    env = {name: value for name, value in os.environ.items() if name not in {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE"}}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE"}
+    }
     try:
-        return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         raise NetworkFailure(argv[0], f"did not end in {_TIMEOUT_S} s", "the index may hang", "run it again") from None
     except OSError as error:
@@ -142,4 +148,6 @@ def _refused(place: str, stderr: str) -> PlanRefused | NetworkFailure:
     if any(word in said.lower() for word in _NETWORK_WORDS) and "No solution found" not in said:
         return NetworkFailure(place, "the package index did not answer as it must", said, "check the index settings")
     why = said or "the resolver gave no reason"
-    return PlanRefused("wheels-only", place, "no set of wheels satisfies the pins", why, "change the pins in image.yaml")
+    return PlanRefused(
+        "wheels-only", place, "no set of wheels satisfies the pins", why, "change the pins in image.yaml"
+    )
