@@ -11,7 +11,9 @@ How BuildKit reads it, and what follows for this module:
 - A context piped to stdin is an HTTP source on the host `buildkit-session`, served by the client; a folder is `local://`.
 - A git source is `git://host/path#commit` whatever the protocol.
 
-Source: moby/buildkit, sourcepolicy/engine.go, matcher.go, util/wildcard and client/llb/source.go, read 2026-12-01.
+Source: moby/buildkit, sourcepolicy/engine.go, matcher.go, util/wildcard and client/llb/source.go, read 2026-12-01; every kind of
+rule here tried with Docker 26.1.5 and buildx 0.13.1, 2026-12-01. buildah's own reader of such files is another: there the first
+match wins, so this policy would deny everything.
 """
 
 from __future__ import annotations
