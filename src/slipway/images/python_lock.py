@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import NetworkFailure, PlanRefused, UsageError, from_os_error
+from slipway.errors import NetworkFailure, PlanRefused, from_os_error
+from slipway.images.requirements_file import python_packages
 from slipway.images.spec import Packages
 from slipway.progress import Progress, silent
 
@@ -84,20 +85,10 @@ def text(wheels: tuple[Wheel, ...]) -> str:
 def read(path: Path) -> dict[str, str]:
     """Package → version of a lock file. Raises: MissingFile, DiskFailure, UsageError for a line that pins nothing."""
     try:
-        lines = path.read_text().splitlines()
+        written = path.read_text()
     except OSError as error:
         raise from_os_error(error, path, "reading the Python lock") from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
-        name, equals, rest = line.partition("==")
-        version, hashed, sha256 = rest.partition(" --hash=sha256:")
-        if not equals or not hashed or len(sha256) != 64:
-            why = "each line is name==version --hash=sha256:…"
-            raise UsageError(f"{path}:{number}", "pins nothing", why, "write it again with `invoke lock-image`")
-        found[name] = version
-    return found
+    return {package.name: package.version for package in python_packages(written, path)}
 
 
 def _wheel(package: dict[str, Any], place: str) -> Wheel:
