@@ -61,6 +61,9 @@ class Process(Document):
     ipc: Literal["private", "host"]
     shm_size_bytes: int | None
     after: tuple[str, ...] = Field(description="processes that must be ready first")
+    cache_folder: str | None = Field(
+        default=None, description="the node's folder for compiled kernels, made by launch; null: it compiles none"
+    )
 
 
 class FrontDoor(Document):
