@@ -147,8 +147,15 @@ def test_another_build_under_the_same_name_is_another_deployment_and_is_told() -
     one, other = compiled(PD, where, built(7)), compiled(PD, where, built(8))
     assert one.deployment_digest != other.deployment_digest
     told = plan.changes(one, other)
-    assert len(told) == 2
-    assert all("mounts[1].source" in line for line in told)
+    assert len(told) == 3, "prefill, decode, router"
+    assert all(".image_digest: " in line for line in told)
+    assert keys(one) != keys(other)
+
+
+def test_a_build_that_compiles_nothing_is_told_apart_too() -> None:
+    where, none = hosts("example-2xp5en-efa", "580.159.04"), CACHES.model_copy(update={"variables": []})
+    one, other = (plan.compile_plan(PD, where, {}, SCHEMAS, built(number), none) for number in (7, 8))
+    assert one.deployment_digest != other.deployment_digest
 
 
 def keys(made: Plan) -> dict[str, str | None]:

@@ -24,7 +24,7 @@ def with_cache(recipe: Recipe, item: Placed, process: Process, catalogue: Catalo
     if process.role == "router" or not kernels.compiles(caches, recipe.engine):
         return process
     image = catalogue.of(process.image) if process.image else None
-    identity = (image.built_digest if image else None) or process.image or recipe.engine_version
+    identity = process.image_digest or process.image or recipe.engine_version
     key = kernels.cache_key(
         caches,
         Compiled(

@@ -17,7 +17,7 @@ from slipway.inventory import Inventory
 from slipway.kernels import Caches
 from slipway.placement import Placed
 from slipway.plan.caches import with_cache
-from slipway.plan.containers import about_drivers, about_images, built_digests
+from slipway.plan.containers import about_drivers, about_images, with_built_image
 from slipway.plan.model import FrontDoor, LockedCheckpoint, Mount, Plan, PlanWarning, Process, PublishedPort
 from slipway.recipe import Checkpoint, Recipe
 from slipway.rules.rule import BLACKWELL
@@ -52,7 +52,8 @@ def compile_plan(
     placed = placement.place(recipe, hosts)
     checked = [_checked(recipe, _process(recipe, item, hosts, placed), schemas) for item in placed]
     processes = tuple(
-        with_cache(recipe, item, process, catalogue, caches) for item, (process, _) in zip(placed, checked, strict=True)
+        with_cache(recipe, item, with_built_image(process, catalogue), catalogue, caches)
+        for item, (process, _) in zip(placed, checked, strict=True)
     )
     front = _front(placed)
     sized = ((role, _gpu_gib(item)) for role, item in zip(meant.cell.roles, placed, strict=True))
@@ -63,7 +64,6 @@ def compile_plan(
         "checkpoints": [checkpoint.as_json() for checkpoint in checkpoints],
         "processes": [_what_runs(process) for process in processes],
         "addresses": {item.node.name: item.node.address for item in placed},
-        **built_digests(processes, catalogue),
     }
     return Plan(
         schema_="slipway/plan/v1",
@@ -90,8 +90,9 @@ def compile_plan(
 
 
 def _what_runs(process: Process) -> dict[str, Any]:
-    """The process without its cache folder, which its environment and mounts name already."""
-    return {key: value for key, value in process.as_json().items() if key != "cache_folder"}
+    """The process as far as it decides what runs: the environment and the mounts name the cache folder already."""
+    unsaid = {"cache_folder"} if process.image_digest else {"cache_folder", "image_digest"}
+    return {key: value for key, value in process.as_json().items() if key not in unsaid}
 
 
 def _schema(recipe: Recipe, role_name: str, schemas: Schemas) -> FlagSchema | None:

@@ -16,14 +16,10 @@ from slipway.recipe import Recipe
 NVIDIA_SMI = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
 
 
-def built_digests(processes: tuple[Process, ...], catalogue: Catalogue) -> dict[str, str]:
-    """`build:…` → config digest of what was built for it, so that another build is another deployment."""
-    known = {process.image: catalogue.of(process.image) for process in processes if process.image}
-    return {
-        image: item.built_digest
-        for image, item in known.items()
-        if image.startswith(BUILD) and item and item.built_digest
-    }
+def with_built_image(process: Process, catalogue: Catalogue) -> Process:
+    """`process` with the digest of what was built for its `build:…` image, so that another build is another deployment."""
+    known = catalogue.of(process.image) if process.image and process.image.startswith(BUILD) else None
+    return process.model_copy(update={"image_digest": known.built_digest}) if known else process
 
 
 def about_images(recipe: Recipe, processes: tuple[Process, ...], catalogue: Catalogue) -> Iterator[PlanWarning]:

@@ -72,13 +72,10 @@ def _one_line(comment: str) -> str:
 def changes(old: Plan, new: Plan) -> tuple[str, ...]:
     """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same.
 
-    Cache keys follow from the rest, so they are told only where nothing else differs (another build under the same image name).
+    Cache keys follow from the rest and are not told.
     """
-    told = tuple(_changes("", _without_cache_keys(old), _without_cache_keys(new), skip=_CONSEQUENCES))
-    return told or tuple(_changes("", old.as_json(), new.as_json(), skip=_CONSEQUENCES))
-
-
-_CONSEQUENCES = {"deployment_digest", "warnings", "fit", "cache_folder"}
+    consequences = {"deployment_digest", "warnings", "fit", "cache_folder"}
+    return tuple(_changes("", _without_cache_keys(old), _without_cache_keys(new), skip=consequences))
 
 
 def _without_cache_keys(plan: Plan) -> dict[str, Any]:
