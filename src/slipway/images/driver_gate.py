@@ -197,6 +197,7 @@ def _below_the_major(case: _Case, minimum: str) -> Verdict:
     why = "the image's compatibility libraries may bridge it, for the driver branches that NVIDIA made them for"
     if case.lines != {"data-center"}:
         why = f"{why}, and on selected cards only outside data-centre GPUs"
+    said = f"driver {case.driver} is older than CUDA {cuda.version} needs ({minimum})"
     return Verdict("warn", said, why, case.remedy(minimum))
 
 
