@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "slipway"
 
 ORDER = [
-    # From the bottom up; a room may import what stands in an earlier line. Table of the design, decisions 001 to 004.
+    # From the bottom up; a room may import what stands in an earlier line. Table of the design, decisions 001 to 006.
     {"errors"},
     {"durable"},
     {"progress"},
@@ -19,7 +19,7 @@ ORDER = [
     {"recipe"},
     {"inventory"},
     {"engines"},
-    {"rules", "fit", "images"},
+    {"rules", "fit", "images", "kernels"},
     {"placement"},
     {"plan"},
     {"cloud"},

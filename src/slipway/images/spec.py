@@ -64,6 +64,9 @@ class Packages(Document):
     """
 
     python: Annotated[str, Matching(r"3\.\d{2}", 'a Python in quotes, as "3.13"')]
+    glibc: Literal["2.28", "2.31", "2.34", "2.35", "2.36", "2.37", "2.38", "2.39", "2.40"] = Field(
+        description="the base's C library, or the newest that uv knows"
+    )
     uv: VersionText
     requirements: list[Requirement] = Field(min_length=1)
     exclude_newer: Instant = Field(description="releases published later are not seen, so a lock can be made again")
