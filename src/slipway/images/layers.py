@@ -123,7 +123,10 @@ def _entry(member: tarfile.TarInfo) -> Entry:
     }
     kind = "file" if member.isreg() else kinds.get(member.type, "other")
     name = member.name.removeprefix("./").strip("/") or "."
-    return Entry(name, kind, member.mode, member.uid, member.gid, member.size, int(member.mtime), member.linkname)
+    # Some writers put the type's bits into the mode as well.
+    return Entry(
+        name, kind, member.mode & 0o7777, member.uid, member.gid, member.size, int(member.mtime), member.linkname
+    )
 
 
 class _Header(tarfile.TarInfo):
