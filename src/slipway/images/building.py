@@ -11,6 +11,7 @@ from slipway.images import image_gates, inputs, lock, oci_archive, verify_image
 from slipway.images.builders import Builder, BuildRequest, BuildResult, unlocked_materials
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import BuilderKind, ImageLock, Result
+from slipway.images.oci_archive import Archive
 from slipway.progress import Progress, silent
 
 KINDS: dict[str, BuilderKind] = {"buildx": "buildkit", "buildah": "buildah"}
@@ -125,7 +126,8 @@ def _checked(result: BuildResult, made: ImageLock, secrets: Mapping[str, Path], 
     """What was looked for inside the image, one sentence each. Raises: CheckFailed, IntegrityMismatch."""
     image = oci_archive.read(result.archive)
     with progress.track(f"looking into {result.archive.name}", unit="images"):
-        state = image_gates.inspect(image, {name: path.read_bytes() for name, path in secrets.items()})
+        found = {name: path.read_bytes() for name, path in secrets.items()}
+        state = image_gates.inspect(image, found, _base_layers(image, made))
     image_gates.refuse(str(result.archive), state)
     pyc = state.pyc
     yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash), none stale"
@@ -136,6 +138,12 @@ def _checked(result: BuildResult, made: ImageLock, secrets: Mapping[str, Path], 
         problem = f"does not carry the lock's digest in its label {lock.LABEL} (got {label})"
         raise IntegrityMismatch(result.archive, problem, f"expected {made.inputs_digest}", "build it again")
     yield f"label {lock.LABEL} is the lock's digest"
+
+
+def _base_layers(image: Archive, made: ImageLock) -> int:
+    """How many of the first layers are the base's, as the lock has them."""
+    theirs = made.base.diff_ids or []
+    return len(theirs) if list(image.diff_ids[: len(theirs)]) == theirs else 0
 
 
 def _result(result: BuildResult, kind: BuilderKind, request: BuildRequest) -> Result:

@@ -54,10 +54,11 @@ class ImageState:
     root: bool
 
 
-def inspect(archive: Archive, secrets: Mapping[str, bytes]) -> ImageState:
+def inspect(archive: Archive, secrets: Mapping[str, bytes], base_layers: int = 0) -> ImageState:
     """The state of an image; `secrets` maps names to what must not be in it.
 
-    Each layer is searched by itself: a file that a later layer deletes can still be read by whoever pulls the image.
+    Each layer is searched by itself: a file that a later layer deletes can still be read by whoever pulls the image. The
+    first `base_layers` are not: they were public before this build, and may well say which mirror they came from.
 
     Raises: as `layers.entries`.
     """
@@ -67,9 +68,10 @@ def inspect(archive: Archive, secrets: Mapping[str, bytes]) -> ImageState:
     for index in range(len(archive.layers)):
         tree.next_layer()
         for entry, content in layers.entries(archive, index):
-            found = set(_named(entry.name.encode() + b"\0" + entry.link.encode(), patterns))
+            sought = patterns if index >= base_layers else {}
+            found = set(_named(entry.name.encode() + b"\0" + entry.link.encode(), sought))
             if content is not None:
-                found |= set(_searched(content, patterns, tree.watch(entry)))
+                found |= set(_searched(content, sought, tree.watch(entry)))
             tree.add(entry)
             leaks += [Leak(name, f"layer {index}: {entry.name}") for name in sorted(found)]
     return ImageState(tree.state(), tuple(leaks), runs_as_root(archive.config))
