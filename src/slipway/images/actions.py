@@ -148,7 +148,7 @@ def mirror_image(place: Place, options: Options, progress: Progress, *, to: str,
 
 def builder(name: str) -> Builder:
     """The builder called `name`. Raises: UsageError."""
-    known: dict[str, Callable[[], Builder]] = {"docker": BuildxBuilder, "buildah": lambda: BuildahBuilder()}
+    known: dict[str, Callable[[], Builder]] = {"docker": BuildxBuilder, "buildah": BuildahBuilder}
     if name not in known:
         raise UsageError(
             "--builder", f"is not known (got {name!a})", f"known: {', '.join(known)}", "choose one of them"
