@@ -39,8 +39,13 @@ def main(rootfs: Path, layout: Path, epoch: int) -> None:
     }
     media_type = "application/vnd.oci.image.manifest.v1+json"
     told = document(config, "config.v1+json")
-    manifest = document({"schemaVersion": 2, "mediaType": media_type, "config": told, "layers": [layer]}, "manifest.v1+json")
-    index = {"schemaVersion": 2, "manifests": [{**manifest, "annotations": {"org.opencontainers.image.ref.name": "base"}}]}
+    manifest = document(
+        {"schemaVersion": 2, "mediaType": media_type, "config": told, "layers": [layer]}, "manifest.v1+json"
+    )
+    index = {
+        "schemaVersion": 2,
+        "manifests": [{**manifest, "annotations": {"org.opencontainers.image.ref.name": "base"}}],
+    }
     (layout / "index.json").write_text(json.dumps(index, sort_keys=True))
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     (layout / "digest").write_text(f"{manifest['digest']}\n")

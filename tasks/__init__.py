@@ -17,9 +17,9 @@ sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 usage.mend_usage_errors()
 
-from tasks import hosts, models, project, recipes, serving  # noqa: E402 -- after the two lines above, so that they are compiled
+from tasks import hosts, images, models, project, recipes, serving  # noqa: E402 -- after the two lines above, so that they are compiled
 
 ns = Collection()
-for module in (recipes, models, hosts, serving, project):
+for module in (recipes, models, images, hosts, serving, project):
     for found in Collection.from_module(module).tasks.values():
         ns.add_task(found)

@@ -124,6 +124,14 @@ def test_symlinks_that_leave_the_folder_are_refused(tmp_path: Path, target: str)
     assert pack(folder, ["sub/x"], {}, EPOCH).file_count == 1
 
 
+def test_an_absolute_symlink_is_refused_though_it_lands_inside(tmp_path: Path) -> None:
+    """It would name this checkout's place, and point elsewhere in the image."""
+    write(tmp_path, {"sub/x": b"x"})
+    (tmp_path / "link").symlink_to(tmp_path / "sub" / "x")
+    with pytest.raises(UsageError, match="is a symlink that leaves the folder"):
+        pack(tmp_path, ["link"], {}, EPOCH)
+
+
 def test_symlinks_inside_the_folder_stay_symlinks_and_dangling_ones_are_refused(tmp_path: Path) -> None:
     write(tmp_path, {"sub/x": b"x"})
     (tmp_path / "link").symlink_to("sub/x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import socket
 import subprocess
 import tarfile
@@ -15,9 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from slipway.errors import AuthFailure, DiskFailure, LockDrift, MissingFile, NetworkFailure, UsageError
+from slipway.errors import (
+    AuthFailure,
+    DiskFailure,
+    IntegrityMismatch,
+    LockDrift,
+    MissingFile,
+    NetworkFailure,
+    UsageError,
+)
 from slipway.images import git_repository
 from slipway.images.git_pick import Committer, Picked, PullRequestHead, cherry_pick
+from slipway.images.git_repository import open_repository
 from slipway.images.git_source import Assertion, Proof, PullRequest, archive, prove
 
 COMMITTER = Committer("Slipway", "slipway@example.invalid", 1_780_000_000)
@@ -175,6 +185,24 @@ class TestProof:
         finally:
             moved.rename(upstream.folder)
 
+    def test_a_pull_request_whose_merge_cannot_be_asked_for_is_still_drift(
+        self, upstream: Upstream, tmp_path: Path
+    ) -> None:
+        prove(upstream.url, upstream.gating, (), (), tmp_path)
+        (cache,) = tmp_path.glob("*.git")
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            dead = f"git://127.0.0.1:{gone.getsockname()[1]}/engine"
+        target = open_repository(dead, tmp_path).folder
+        shutil.rmtree(target)
+        cache.rename(target)
+        with pytest.raises(LockDrift, match="the server does not answer"):
+            prove(dead, upstream.gating, [PullRequest(11)], (), tmp_path)
+
+    def test_a_head_that_landed_without_its_number_is_pointed_out(self, upstream: Upstream, tmp_path: Path) -> None:
+        upstream.git("update-ref", "refs/pull/60/head", upstream.gating)
+        with pytest.raises(LockDrift, match=rf"its head {upstream.gating} is an ancestor all the same"):
+            prove(upstream.url, upstream.merged, [PullRequest(60)], (), tmp_path)
+
     def test_a_local_path_is_a_repository_too(self, upstream: Upstream, tmp_path: Path) -> None:
         found = prove(str(upstream.folder), upstream.merged, [PullRequest(10)], (), tmp_path)
         assert found.pull_requests[0].merge_commit == upstream.gating
@@ -315,6 +343,23 @@ class TestServer:
         Path(os.environ["HOME"], ".gitconfig").write_text(config)
         os.environ["GIT_DIR"] = "/nowhere"
         assert prove(upstream.url, upstream.merged, [PullRequest(10)], (), tmp_path).pull_requests
+
+    def test_a_damaged_cache_is_named_and_how_to_mend_it(self, upstream: Upstream, tmp_path: Path) -> None:
+        prove(upstream.url, upstream.merged, [PullRequest(10)], (), tmp_path)
+        (cache,) = tmp_path.glob("*.git")
+        for pack in cache.rglob("*.pack"):
+            pack.chmod(0o644)
+            pack.write_bytes(b"not a pack")
+        for loose in (cache / "objects").glob("??/*"):
+            loose.unlink()
+        with pytest.raises(IntegrityMismatch, match="remove the cache and run again") as refused:
+            prove(upstream.url, upstream.merged, [PullRequest(10)], (), tmp_path)
+        assert str(cache) in str(refused.value)
+
+    def test_a_cache_that_cannot_be_made_is_a_disk_failure(self, upstream: Upstream, tmp_path: Path) -> None:
+        (tmp_path / "cache").write_text("")
+        with pytest.raises(DiskFailure, match="making the cache of a repository"):
+            prove(upstream.url, upstream.merged, (), (), tmp_path / "cache")
 
     def test_a_machine_without_git_is_told_so(self, upstream: Upstream, tmp_path: Path) -> None:
         os.environ["PATH"] = str(tmp_path)

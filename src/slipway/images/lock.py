@@ -40,11 +40,10 @@ LABEL = "org.slipway.image.lock"
 
 
 class LockedBase(Document):
-    """The image that ours stands on. `config_digest` and `diff_ids` null: the registry was not asked for them."""
+    """The image that ours stands on. `created` and `diff_ids` null: it does not say."""
 
     ref: PinnedImage
     created: Instant | None = None
-    config_digest: Digest | None = None
     diff_ids: list[Digest] | None = None
 
 
@@ -65,6 +64,7 @@ class LockedPackages(Document):
     sha256: Sha256
     python: str
     uv: VersionText
+    uv_sha256: Sha256
     exclude_newer: Instant
     count: int = Field(gt=0)
     wheels_bytes: int | None = Field(default=None, description="null: the index does not say sizes")
@@ -160,11 +160,16 @@ def read(images: Path, engine: str, variant: str, spec: Variant) -> ImageLock:
     command = f"invoke lock-image --engine {engine}" + ("" if variant == "default" else f" --variant {variant}")
     if not place.exists():
         raise MissingFile(place, "no such lock", "a build reads exact digests, never image.yaml", f"run {command}")
-    lock = documents.read(place, ImageLock)
+    lock = read_any(place)
     if lock.spec_digest != digest(spec.as_json()):
         why = "image.yaml was edited after the lock was made"
         raise LockDrift(place, "does not belong to image.yaml any more", why, f"run {command} and look at what changes")
     return lock
+
+
+def read_any(place: Path) -> ImageLock:
+    """The lock at `place`, stale or not. Raises: MissingFile, DocumentError, DiskFailure."""
+    return documents.read(place, ImageLock)
 
 
 def write(place: Path, lock: ImageLock) -> None:

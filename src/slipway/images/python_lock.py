@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import NetworkFailure, PlanRefused, UsageError, from_os_error
+from slipway.errors import NetworkFailure, PlanRefused, from_os_error
+from slipway.images.requirements_file import python_packages
 from slipway.images.spec import Packages
 from slipway.progress import Progress, silent
 
@@ -65,7 +66,7 @@ def resolve(packages: Packages, platform: str, tools: Path, progress: Progress =
     argv = (
         str(uv), "pip", "compile", "-", "--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--no-cache",
         "--python-version", packages.python, "--python-platform", f"{architecture}-manylinux_{packages.glibc.replace('.', '_')}",
-        "--only-binary", ":all:", "--exclude-newer", packages.exclude_newer,
+        "--only-binary", ":all:", "--exclude-newer", packages.exclude_newer, *(() if packages.dependencies else ("--no-deps",)),
     )  # fmt: skip
     with progress.track(f"resolving {place}", unit="sets"):
         ran = _run(argv, "\n".join(packages.requirements) + "\n")
@@ -84,20 +85,10 @@ def text(wheels: tuple[Wheel, ...]) -> str:
 def read(path: Path) -> dict[str, str]:
     """Package → version of a lock file. Raises: MissingFile, DiskFailure, UsageError for a line that pins nothing."""
     try:
-        lines = path.read_text().splitlines()
+        written = path.read_text()
     except OSError as error:
         raise from_os_error(error, path, "reading the Python lock") from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
-        name, equals, rest = line.partition("==")
-        version, hashed, sha256 = rest.partition(" --hash=sha256:")
-        if not equals or not hashed or len(sha256) != 64:
-            why = "each line is name==version --hash=sha256:…"
-            raise UsageError(f"{path}:{number}", "pins nothing", why, "write it again with `invoke lock-image`")
-        found[name] = version
-    return found
+    return {package.name: package.version for package in python_packages(written, path)}
 
 
 def _wheel(package: dict[str, Any], place: str) -> Wheel:
@@ -128,9 +119,15 @@ def _uv(version: str, tools: Path, progress: Progress) -> Path:
 
 def _run(argv: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
     # The caller's shell must not change what is resolved; pip's and uv's index and certificate settings are theirs to give.
-    env = {name: value for name, value in os.environ.items() if name not in {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE"}}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE"}
+    }
     try:
-        return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         raise NetworkFailure(argv[0], f"did not end in {_TIMEOUT_S} s", "the index may hang", "run it again") from None
     except OSError as error:
@@ -142,4 +139,6 @@ def _refused(place: str, stderr: str) -> PlanRefused | NetworkFailure:
     if any(word in said.lower() for word in _NETWORK_WORDS) and "No solution found" not in said:
         return NetworkFailure(place, "the package index did not answer as it must", said, "check the index settings")
     why = said or "the resolver gave no reason"
-    return PlanRefused("wheels-only", place, "no set of wheels satisfies the pins", why, "change the pins in image.yaml")
+    return PlanRefused(
+        "wheels-only", place, "no set of wheels satisfies the pins", why, "change the pins in image.yaml"
+    )
