@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.errors import CheckFailed, IntegrityMismatch, MissingFile, from_os_error
-from slipway.images import inputs, lock, oci_archive, verify_image
+from slipway.errors import IntegrityMismatch, MissingFile, from_os_error
+from slipway.images import image_gates, inputs, lock, oci_archive, verify_image
 from slipway.images.builders import Builder, BuildRequest, BuildResult, unlocked_materials
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import BuilderKind, ImageLock, Result
 from slipway.progress import Progress, silent
 
 KINDS: dict[str, BuilderKind] = {"buildx": "buildkit", "buildah": "buildah"}
-_SHORTEST_SECRET = 16
-"""Lines of a secret shorter than this stand in many files by chance."""
 
 
 @dataclass(frozen=True)
@@ -124,45 +122,20 @@ def _refuse_unlocked(place: Place, made: ImageLock, result: BuildResult) -> None
 
 
 def _checked(result: BuildResult, made: ImageLock, secrets: Mapping[str, Path], progress: Progress) -> Iterator[str]:
-    """What was looked for inside the image, one sentence each. Raises: CheckFailed."""
+    """What was looked for inside the image, one sentence each. Raises: CheckFailed, IntegrityMismatch."""
     image = oci_archive.read(result.archive)
-    with progress.track(f"looking into {result.archive.name}", unit="checks") as advance:
-        pyc = verify_image.pyc_state(image)
-        advance(1)
-        if pyc.stale:
-            why = "Python would compile them again at every start; set ARG SOURCE_DATE_EPOCH before packages are installed"
-            raise CheckFailed(
-                result.archive, f"{pyc.stale} of {pyc.total} .pyc files are stale", why, "mend the Dockerfile"
-            )
-        yield f"{pyc.total} .pyc, none stale"
-        leaks = verify_image.leaks(image, _secret_lines(secrets))
-        advance(1)
-        if leaks:
-            why = "a layer is published with the image and cannot be taken back"
-            raise CheckFailed(
-                result.archive, f"a build secret is in {', '.join(leaks[:5])}", why, "mount it as a secret"
-            )
-        yield f"no secret in any layer ({len(secrets)} looked for)"
-        if verify_image.runs_as_root(image):
-            raise CheckFailed(
-                result.archive, "runs as root", "engines need no root", "end the Dockerfile with USER 65532"
-            )
-        yield f"runs as {image.process.get('User')}"
-        label = (image.process.get("Labels") or {}).get(lock.LABEL)
-        if label != made.inputs_digest:
-            raise IntegrityMismatch(result.archive, f"has the lock label {label}", f"expected {made.inputs_digest}", "")
-        yield f"label {lock.LABEL} is the lock's digest"
-
-
-def _secret_lines(secrets: Mapping[str, Path]) -> list[bytes]:
-    """What must not be found in a layer: every long line of every secret; a CA's base64 lines are such."""
-    found: set[bytes] = set()
-    for path in secrets.values():
-        for line in path.read_bytes().splitlines():
-            stripped = line.strip()
-            if len(stripped) >= _SHORTEST_SECRET and not stripped.startswith((b"-----", b"#")):
-                found.add(stripped)
-    return sorted(found)
+    with progress.track(f"looking into {result.archive.name}", unit="images"):
+        state = image_gates.inspect(image, {name: path.read_bytes() for name, path in secrets.items()})
+    image_gates.refuse(str(result.archive), state)
+    pyc = state.pyc
+    yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash), none stale"
+    yield f"no secret in any layer ({', '.join(sorted(secrets)) or 'none was given'})"
+    yield f"runs as {image.process.get('User')}"
+    label = (image.process.get("Labels") or {}).get(lock.LABEL)
+    if label != made.inputs_digest:
+        problem = f"does not carry the lock's digest in its label {lock.LABEL} (got {label})"
+        raise IntegrityMismatch(result.archive, problem, f"expected {made.inputs_digest}", "build it again")
+    yield f"label {lock.LABEL} is the lock's digest"
 
 
 def _result(result: BuildResult, kind: BuilderKind, request: BuildRequest) -> Result:
@@ -196,4 +169,4 @@ def _differences(place: Place, expected: Result, built: Built, progress: Progres
         yield f"files cannot be compared: {place.archive} is another build"
         return
     progress.note("comparing files layer by layer")
-    yield from verify_image.differences(first, oci_archive.read(built.archive))
+    yield from verify_image.differences(first, oci_archive.read(built.archive)).lines()
