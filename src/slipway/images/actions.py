@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from slipway.images import building, inputs, lock, locking, mirror
 from slipway.images.builders import Builder, compression_for
 from slipway.images.builders.buildah import BuildahBuilder
 from slipway.images.builders.buildx import BuildxBuilder
-from slipway.images.image_name import parse_mirrors
+from slipway.images.image_name import is_loopback, parse, parse_mirrors
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import ImageLock
 from slipway.images.locking import World
@@ -60,7 +60,10 @@ def lock_image(
     with registry_from() as registry:
         settings = settings_from(os.environ, options)
         world = World(
-            None if offline else registry, lambda: builder(options.builder), settings, place.root / ".slipway" / "tools"
+            None if offline else registry,
+            lambda: builder(options.builder, place),
+            settings,
+            place.root / ".slipway" / "tools",
         )
         before = lock.read_any(place.lock) if place.lock.exists() else None
         if check and before is None:
@@ -80,7 +83,9 @@ def lock_image(
 def build_image(place: Place, options: Options, progress: Progress) -> Answer:
     """The image, built, checked, and pushed where asked to. Raises: as `building.build`, and `mirror.run`."""
     settings = settings_from(os.environ, options)
-    built = building.build(place, builder(options.builder), settings, no_cache=options.no_cache, progress=progress)
+    built = building.build(
+        place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
+    )
     document = {
         **built.result.as_json(),
         "archive": str(built.archive),
@@ -121,7 +126,7 @@ def show_build(place: Place, options: Options) -> Answer:
 def verify_image(place: Place, options: Options, progress: Progress) -> Answer:
     """A rebuild without cache, held against the lock. Raises: IntegrityMismatch with what differs, and as `building.verify`."""
     settings = settings_from(os.environ, options)
-    compared = building.verify(place, builder(options.builder), settings, progress)
+    compared = building.verify(place, builder(options.builder, place), settings, progress)
     building.refuse_different(place, compared)
     result = compared.built.result
     document = {**result.as_json(), "same": True, "seconds": round(compared.built.seconds, 2)}
@@ -146,14 +151,17 @@ def mirror_image(place: Place, options: Options, progress: Progress, *, to: str,
     )
 
 
-def builder(name: str) -> Builder:
-    """The builder called `name`. Raises: UsageError."""
-    known: dict[str, Callable[[], Builder]] = {"docker": BuildxBuilder, "buildah": BuildahBuilder}
-    if name not in known:
-        raise UsageError(
-            "--builder", f"is not known (got {name!a})", f"known: {', '.join(known)}", "choose one of them"
-        )
-    return known[name]()
+def builder(name: str, place: Place) -> Builder:
+    """The builder called `name`; buildah speaks plain HTTP with a registry on this machine, as Docker does by itself.
+
+    Raises: UsageError.
+    """
+    if name == "docker":
+        return BuildxBuilder()
+    if name == "buildah":
+        locked = lock.read_any(place.lock).base.ref if place.lock.exists() else "docker.io/x"
+        return BuildahBuilder(tls_verify=not is_loopback(parse(locked).registry))
+    raise UsageError("--builder", f"is not known (got {name!a})", "known: docker, buildah", "choose one of them")
 
 
 def settings_from(environ: Mapping[str, str], options: Options) -> Settings:

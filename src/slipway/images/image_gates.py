@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -126,7 +127,9 @@ def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
         lines = [line for key in keys for line in key.splitlines()]
     else:
         lines = [part for line in whole.splitlines() for part in (line, line.partition(b"=")[2])]
-    found |= {line.strip() for line in lines if len(line.strip()) >= _SHORTEST and b"-----" not in line}
+    # Headings of a configuration file, as [global], stand in every program that reads such files.
+    told = [line.strip() for line in lines if not re.fullmatch(rb"\s*\[[^\]]*\]\s*", line)]
+    found |= {line for line in told if len(line) >= _SHORTEST and b"-----" not in line}
     return tuple(sorted(found))
 
 

@@ -128,11 +128,12 @@ class ImageLock(Document):
     flag_schema: RelativePath | None = Field(description="the engine's flags, below images/<engine>/")
     cache_folder: AbsolutePath
     results: list[Result] = Field(default_factory=list)
+    sealed: Digest | None = Field(default=None, description="the inputs digest as it was written, so that edits are seen")
 
     @property
     def inputs_digest(self) -> str:
         """`sha256:…` of everything but the results."""
-        return digest({key: value for key, value in self.as_json().items() if key != "results"})
+        return digest({key: value for key, value in self.as_json().items() if key not in {"results", "sealed"}})
 
     def result(self, builder: BuilderKind) -> Result | None:
         """What `builder` made of these inputs before, or None."""
@@ -168,8 +169,13 @@ def read(images: Path, engine: str, variant: str, spec: Variant) -> ImageLock:
 
 
 def read_any(place: Path) -> ImageLock:
-    """The lock at `place`, stale or not. Raises: MissingFile, DocumentError, DiskFailure."""
-    return documents.read(place, ImageLock)
+    """The lock at `place`, stale or not. Raises: LockDrift when it was edited, MissingFile, DocumentError, DiskFailure."""
+    lock = documents.read(place, ImageLock)
+    if lock.sealed != lock.inputs_digest:
+        why = "its inputs do not have the digest that was written with them"
+        remedy = "undo the edit (git checkout), or lock again"
+        raise LockDrift(place, "was edited by hand", why, remedy)
+    return lock
 
 
 def write(place: Path, lock: ImageLock) -> None:
@@ -179,4 +185,5 @@ def write(place: Path, lock: ImageLock) -> None:
 
 def text(lock: ImageLock) -> str:
     """The lock as its file has it: equal locks give equal bytes."""
-    return _HEADER + yaml.safe_dump(lock.as_json(), sort_keys=True, width=120, allow_unicode=True)
+    document = {**lock.as_json(), "sealed": lock.inputs_digest}
+    return _HEADER + yaml.safe_dump(document, sort_keys=True, width=120, allow_unicode=True)

@@ -12,6 +12,7 @@ import platform as machine
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from slipway.images.spec import Packages
 from slipway.progress import Progress, silent
 
 HEADER = "# Written by `invoke lock-image`: one wheel each, by sha256, dependencies included; no index address.\n"
+_CHANGES_THE_ANSWER = {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE", "UV_CONSTRAINT", "UV_EXCLUDE_NEWER"}
 _NETWORK_WORDS = ("connect", "dns", "timed out", "certificate", "network", "tls", "fetch")
 _TIMEOUT_S = 900
 
@@ -91,6 +93,16 @@ def read(path: Path) -> dict[str, str]:
     return {package.name: package.version for package in python_packages(written, path)}
 
 
+def environment(caller: Mapping[str, str]) -> dict[str, str]:
+    """What the resolver sees: pip's index and certificate under uv's names, and nothing that changes what is resolved."""
+    env = {name: value for name, value in caller.items() if name not in _CHANGES_THE_ANSWER}
+    for ours, theirs in (("UV_DEFAULT_INDEX", "PIP_INDEX_URL"), ("SSL_CERT_FILE", "PIP_CERT")):
+        if caller.get(theirs):
+            env.setdefault(ours, caller[theirs])
+    # A company's own authority is in the system's store; older releases know the second name.
+    return {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1", **env}
+
+
 def _wheel(package: dict[str, Any], place: str) -> Wheel:
     """The one wheel of a resolved package; uv names those that fit the platform, best first."""
     wheels = package.get("wheels", [])
@@ -118,15 +130,15 @@ def _uv(version: str, tools: Path, progress: Progress) -> Path:
 
 
 def _run(argv: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
-    # The caller's shell must not change what is resolved; pip's and uv's index and certificate settings are theirs to give.
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE"}
-    }
     try:
         return subprocess.run(
-            argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(os.environ),
+            timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         raise NetworkFailure(argv[0], f"did not end in {_TIMEOUT_S} s", "the index may hang", "run it again") from None
