@@ -72,6 +72,14 @@ class Layout:
             )
         return manifests.parse(data, path).manifests
 
+    def names(self) -> tuple[str, ...]:
+        """The names of the images in it, sorted; signatures and other papers are left out.
+
+        Raises: as `entries`.
+        """
+        images = (entry for entry in self.entries() if _is_image(entry))
+        return tuple(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images}))
+
     def root(self) -> Manifest:
         """The manifest that is meant: of this name or digest, or of the only image where no name is given.
 
@@ -229,7 +237,7 @@ def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Des
 
     Raises: MissingFile, UsageError where the choice is not clear.
     """
-    images = [entry for entry in entries if not entry.artifact_type and not _is_signature(entry)]
+    images = [entry for entry in entries if _is_image(entry)]
     if ref is None:
         found = images
     else:
@@ -277,8 +285,10 @@ def _sibling(ref: str, tag: str) -> str:
     return f"{head}/{tail.partition(':')[0]}:{tag}" if slash else tag
 
 
-def _is_signature(entry: Descriptor) -> bool:
-    return _tag(entry).startswith("sha256-") and _tag(entry).endswith(SIGNATURE_TAGS)
+def _is_image(entry: Descriptor) -> bool:
+    """Whether `entry` is an image, and no paper about one: those say their kind, or have cosign's name for them."""
+    is_signature = _tag(entry).startswith("sha256-") and _tag(entry).endswith(SIGNATURE_TAGS)
+    return not entry.artifact_type and not is_signature
 
 
 def _joined(known: Iterable[Descriptor], new: Iterable[Descriptor]) -> tuple[Descriptor, ...]:

@@ -161,7 +161,7 @@ def _base(base: ImageName) -> dict[str, Any]:
 def _base_purl(base: ImageName) -> str:
     tag = f"&tag={_quoted(base.tag)}" if base.tag else ""
     name = base.repository.rpartition("/")[2]
-    return f"pkg:oci/{name}@{quote(base.digest or '', safe='')}?repository_url={quote(base.place, safe='/:')}{tag}"
+    return f"pkg:oci/{name}@{base.digest}?repository_url={quote(base.place, safe='/:')}{tag}"
 
 
 def _python(package: PythonPackage) -> dict[str, Any]:

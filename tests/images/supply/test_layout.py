@@ -63,6 +63,7 @@ def test_several_images_are_told_apart_by_name_and_a_name_moves_with_its_image(l
     moved.finish(sample.images[1])
     assert Layout(layout.folder, "v1").root().digest == sample.images[1].digest
     assert Layout(layout.folder, "v2").root().digest == sample.images[0].digest
+    assert layout.names() == ("registry.example/engine:v1", "registry.example/engine:v2")
 
 
 def test_a_spoilt_blob_is_found_and_written_anew(layout: Layout, sample: Any) -> None:

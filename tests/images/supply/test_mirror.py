@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ from slipway.images.mirror import Options
 from slipway.images.registry import Registry
 
 SKOPEO = shutil.which("skopeo")
+# Read here, before each test gets a clean environment.
+DOCKER = {
+    "DOCKER_HOST": os.environ.get("SLIPWAY_TEST_DOCKER_HOST", ""),
+    "DOCKER_CONFIG": os.environ.get("SLIPWAY_TEST_DOCKER_CONFIG", ""),
+}
 
 needs_skopeo = [
     pytest.mark.needs("skopeo"),
@@ -167,6 +173,42 @@ def test_a_registry_without_a_network_serves_the_pinned_upstream_name(
     assert done.digest == sample.index.digest
     assert len(done.attached) == 4
     assert Layout(tmp_path / "got", pinned).root().digest == sample.index.digest
+
+
+@pytest.mark.needs("docker-registry")
+@pytest.mark.needs("docker")
+@pytest.mark.skipif(not DOCKER["DOCKER_HOST"], reason="SLIPWAY_TEST_DOCKER_HOST names no docker daemon")
+def test_docker_pulls_by_digest_what_came_in_on_a_disk(
+    real: Any, registry: Registry, folder: Path, sample: Any, tool: Any
+) -> None:
+    inside = f"{real.host}/disk/engine@{sample.index.digest}"
+    mirror.run(f"oci:{folder}:v1", inside, registry)
+    tool("docker", "pull", "--quiet", inside, **DOCKER)
+    try:
+        seen = json.loads(tool("docker", "image", "inspect", inside, **DOCKER).stdout)[0]
+        assert seen["RepoDigests"] == [inside]
+        config = json.loads(sample.blobs[sample.images[0].blobs[0].digest])
+        assert seen["RootFS"]["Layers"] == config["rootfs"]["diff_ids"]
+    finally:
+        tool("docker", "image", "rm", inside, **DOCKER)
+
+
+@pytest.mark.needs("docker-registry")
+def test_what_was_tampered_with_in_the_registry_is_not_taken(
+    real: Any, registry: Registry, folder: Path, tmp_path: Path, sample: Any, start_registry: Any
+) -> None:
+    # A registry of its own: equal blobs are one file to docker-registry.
+    other = start_registry()
+    name = f"{other.host}/tampered/engine:v1"
+    mirror.run(f"oci:{folder}:v1", name, registry)
+    blob = sample.images[0].blobs[1].digest[7:]
+    stored = other.data / "docker" / "registry" / "v2" / "blobs" / "sha256" / blob[:2] / blob / "data"
+    data = stored.read_bytes()
+    for spoilt in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], data + b"!"):
+        stored.write_bytes(spoilt)
+        with pytest.raises(IntegrityMismatch, match=blob):
+            mirror.run(name, f"oci:{tmp_path / 'got'}", registry)
+        assert not (tmp_path / "got" / "index.json").exists()
 
 
 def test_a_spoilt_mirror_is_passed_over(scripted: Any, answers: Any, tmp_path: Path, sample: Any) -> None:
