@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, MissingFile, UsageError
+from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, UsageError
 from slipway.images import archive, manifests
 from slipway.images.archive import Archive
 from slipway.images.image_name import ImageName
@@ -143,11 +143,8 @@ class RegistryStore:
             )
         if self.name.tag is None or self.replace:
             return
-        try:
-            now = self.registry.resolve(self.name.at(tag=self.name.tag))
-        except MissingFile:
-            return
-        if now != root.digest:
+        now = self.registry.taken_by(self.name)
+        if now not in {None, root.digest}:
             why = f"it would move to {root.digest}"
             raise LockDrift(self.name, f"the tag is taken by {now}", why, "choose another tag, or allow to replace it")
 
