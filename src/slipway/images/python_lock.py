@@ -1,117 +1,144 @@
-"""The packages that a hashed requirements lock names, as `uv pip compile --generate-hashes` writes it. Pure.
+"""The Python packages of an image as one hashed requirements file: exact version and the sha256 of exactly the wheel that fits.
 
-Strict on purpose: a line that is not understood could install something, so nothing is skipped.
+uv resolves, since it can do so for another platform and as of a past day; which uv is pinned, since releases resolve
+differently. The tool itself is fetched by pip, and its wheel's sha256 goes into the lock.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
+import os
+import platform as machine
+import subprocess
+import sys
+import tomllib
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
+from typing import Any
 
-from packaging.markers import InvalidMarker, Marker
+from slipway.errors import NetworkFailure, PlanRefused, from_os_error
+from slipway.images.requirements_file import python_packages
+from slipway.images.spec import Packages
+from slipway.progress import Progress, silent
 
-from slipway.errors import UsageError
-
-LINUX_X86_64 = {
-    "implementation_name": "cpython",
-    "os_name": "posix",
-    "platform_machine": "x86_64",
-    "platform_python_implementation": "CPython",
-    "platform_system": "Linux",
-    "sys_platform": "linux",
-}
-"""What markers are held against, besides the Python version: the only platform that engine images are built for."""
-
-_NAME = r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[A-Za-z0-9._, -]*\])?"
-_REQUIREMENT = re.compile(rf"{_NAME}\s*(?:===?\s*(?P<version>[A-Za-z0-9.!+_-]+)|@\s*(?P<url>\S+))")
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+HEADER = "# Written by `invoke lock-image`: one wheel each, by sha256, dependencies included; no index address.\n"
+_NETWORK_WORDS = ("connect", "dns", "timed out", "certificate", "network", "tls", "fetch")
+_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)
-class PythonPackage:
-    """One locked package; any file with one of `sha256` may be installed. `url` where it is not from an index."""
+class Wheel:
+    """One line of the lock; `size_bytes` None where the index does not say it."""
 
     name: str
     version: str
-    sha256: tuple[str, ...]
-    url: str = ""
+    sha256: str
+    size_bytes: int | None
 
 
-def python_packages(text: str, place: object, python: str = "3.12") -> tuple[PythonPackage, ...]:
-    """What the lock `text` installs on Linux, x86-64, for Python `python` (as `3.12`), sorted by name.
+@dataclass(frozen=True)
+class PythonLock:
+    """A resolved set: the file's text and what it amounts to."""
 
-    Raises: UsageError for a line without exact version or without sha256, and for one that is not understood.
+    text: str
+    wheels: tuple[Wheel, ...]
+
+    @property
+    def sha256(self) -> str:
+        """64 hex digits of the file's bytes."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def wheels_bytes(self) -> int | None:
+        """What all wheels weigh together, or None where one of them is not known."""
+        sizes = [wheel.size_bytes for wheel in self.wheels]
+        return None if None in sizes else sum(size for size in sizes if size)
+
+
+def resolve(packages: Packages, platform: str, tools: Path, progress: Progress = silent) -> PythonLock:
+    """The lock of `packages` for `platform` (linux/amd64); uv is put below the folder `tools` where it is not there yet.
+
+    Raises: PlanRefused when no set of wheels satisfies the pins, NetworkFailure, DiskFailure.
     """
-    found = dict[str, PythonPackage]()
-    for number, line in _lines(text):
-        package = _package(line, f"{place}:{number}", python)
-        if package is None:
-            continue
-        if package.name in found:
-            raise _unusable(f"{place}:{number}", f"names {package.name} again", "each package once")
-        found[package.name] = package
-    return tuple(found[name] for name in sorted(found))
+    uv = _uv(packages.uv, tools, progress)
+    place = ", ".join(packages.requirements)
+    architecture = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
+    argv = (
+        str(uv), "pip", "compile", "-", "--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--no-cache",
+        "--python-version", packages.python, "--python-platform", f"{architecture}-manylinux_{packages.glibc.replace('.', '_')}",
+        "--only-binary", ":all:", "--exclude-newer", packages.exclude_newer, *(() if packages.dependencies else ("--no-deps",)),
+    )  # fmt: skip
+    with progress.track(f"resolving {place}", unit="sets"):
+        ran = _run(argv, "\n".join(packages.requirements) + "\n")
+    if ran.returncode:
+        raise _refused(place, ran.stderr)
+    wheels = tuple(_wheel(package, place) for package in tomllib.loads(ran.stdout)["packages"])
+    return PythonLock(text(wheels), wheels)
 
 
-def normal_name(name: str) -> str:
-    """`name` as indexes compare it. Source: PEP 503."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def text(wheels: tuple[Wheel, ...]) -> str:
+    """The requirements file: sorted by name, one hash each, so that equal sets give equal bytes."""
+    ordered = sorted(wheels, key=lambda wheel: wheel.name)
+    return HEADER + "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in ordered)
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
-    """Logical lines with the number of their first physical one, without comments."""
-    found, held, began = list[tuple[int, str]](), "", 0
-    for number, line in enumerate([*text.splitlines(), ""], 1):
-        bare = re.sub(r"(?:^|\s)#.*$", "", line).strip()
-        if not held:
-            began = number
-        if bare.endswith("\\"):
-            held += bare[:-1] + " "
-        elif held + bare:
-            found.append((began, (held + bare).strip()))
-            held = ""
-    return found
-
-
-def _package(line: str, place: str, python: str) -> PythonPackage | None:
-    """The package of a line; None where its marker does not hold on our platform."""
-    requirement, *options = re.split(r"\s+(?=--hash=)", line)
-    hashes = [_HASH.fullmatch(option) for option in options]
-    match = _REQUIREMENT.match(requirement)
-    rest = requirement[match.end() :].strip() if match else ""
-    if match is None or not all(hashes) or (rest and not rest.startswith(";")):
-        raise _unusable(place, f"is not understood (got {ascii(line)[1:-1][:80]})", "NAME==VERSION --hash=sha256:…")
-    if rest and not _holds(rest[1:].strip(), place, python):
-        return None
-    digests = tuple(sorted({found[1] for found in hashes if found}))
-    url = match["url"] or ""
-    of_url = re.search(r"#(?:.*&)?sha256=([0-9a-f]{64})", url)
-    if of_url and not digests:
-        digests = (of_url[1],)
-    if not digests:
-        raise _unusable(place, f"has no sha256 for {match['name']}", "every package has one")
-    version = match["version"] or _version_in(url, place)
-    return PythonPackage(normal_name(match["name"]), version, digests, url.partition("#")[0])
-
-
-def _holds(marker: str, place: str, python: str) -> bool:
-    environment = {**LINUX_X86_64, "python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+def read(path: Path) -> dict[str, str]:
+    """Package → version of a lock file. Raises: MissingFile, DiskFailure, UsageError for a line that pins nothing."""
     try:
-        return Marker(marker).evaluate({**environment, "implementation_version": f"{python}.0"})
-    except InvalidMarker:
-        raise _unusable(
-            place, f"has a marker that is none (got {ascii(marker)[1:-1][:80]})", "as PEP 508 has it"
-        ) from None
+        written = path.read_text()
+    except OSError as error:
+        raise from_os_error(error, path, "reading the Python lock") from error
+    return {package.name: package.version for package in python_packages(written, path)}
 
 
-def _version_in(url: str, place: str) -> str:
-    """The version in the name of the wheel at `url`."""
-    parts = unquote(urlsplit(url).path.rpartition("/")[2]).split("-")
-    if len(parts) < 5 or not url.partition("#")[0].endswith(".whl"):
-        raise _unusable(place, "names an address of no wheel", "NAME @ https://…/NAME-VERSION-….whl#sha256=…")
-    return parts[1]
+def _wheel(package: dict[str, Any], place: str) -> Wheel:
+    """The one wheel of a resolved package; uv names those that fit the platform, best first."""
+    wheels = package.get("wheels", [])
+    if not wheels:
+        why = "only wheels are installed: a source package would build something that no hash names"
+        raise PlanRefused("wheels-only", place, f"{package['name']} has no wheel", why, "choose another version")
+    best = wheels[0]
+    return Wheel(package["name"], package["version"], best["hashes"]["sha256"], best.get("size"))
 
 
-def _unusable(place: str, problem: str, why: str) -> UsageError:
-    return UsageError(place, problem, why, "compile it anew with uv pip compile --generate-hashes")
+def _uv(version: str, tools: Path, progress: Progress) -> Path:
+    """The uv of exactly this version, fetched once through pip with the machine's own settings."""
+    folder = tools / f"uv-{version}-{machine.machine()}"
+    binary = folder / "bin" / "uv"
+    if not binary.exists():
+        argv = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps",
+                "--only-binary", ":all:", "--target", str(folder), f"uv=={version}")  # fmt: skip
+        with progress.track(f"fetching uv {version}", unit="packages"):
+            ran = _run(argv, "")
+        if ran.returncode or not binary.exists():
+            said = ran.stderr.strip().splitlines()
+            why = said[-1] if said else "pip said nothing"
+            raise NetworkFailure(f"uv {version}", "could not be installed", why, "check pip's index, then run it again")
+    return binary
+
+
+def _run(argv: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
+    # The caller's shell must not change what is resolved; pip's and uv's index and certificate settings are theirs to give.
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"UV_PRERELEASE", "UV_RESOLUTION", "UV_OVERRIDE"}
+    }
+    try:
+        return subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise NetworkFailure(argv[0], f"did not end in {_TIMEOUT_S} s", "the index may hang", "run it again") from None
+    except OSError as error:
+        raise from_os_error(error, argv[0], "running the resolver") from error
+
+
+def _refused(place: str, stderr: str) -> PlanRefused | NetworkFailure:
+    said = " ".join(line.strip() for line in stderr.splitlines() if line.strip())[:600]
+    if any(word in said.lower() for word in _NETWORK_WORDS) and "No solution found" not in said:
+        return NetworkFailure(place, "the package index did not answer as it must", said, "check the index settings")
+    why = said or "the resolver gave no reason"
+    return PlanRefused(
+        "wheels-only", place, "no set of wheels satisfies the pins", why, "change the pins in image.yaml"
+    )

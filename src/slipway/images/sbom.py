@@ -20,7 +20,7 @@ from slipway import __version__
 from slipway.errors import UsageError, from_os_error
 from slipway.images.durable import write_durably
 from slipway.images.image_name import ImageName
-from slipway.images.python_lock import PythonPackage
+from slipway.images.requirements_file import PythonPackage
 
 MEDIA_TYPE = "application/vnd.cyclonedx+json"
 

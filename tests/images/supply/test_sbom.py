@@ -17,7 +17,7 @@ from slipway.errors import MissingFile, UsageError
 from slipway.images import provenance, sbom
 from slipway.images.image_name import parse
 from slipway.images.provenance import Build, Material
-from slipway.images.python_lock import PythonPackage, normal_name, python_packages
+from slipway.images.requirements_file import PythonPackage, normal_name, python_packages
 from slipway.images.sbom import Components, Deb, Download, GitSource
 
 ROOT = Path(__file__).resolve().parents[3]
