@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from slipway.durable import sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
 from slipway.images import manifests
-from slipway.images.durable import held, locked, sync, sync_folder, write_durably
 from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import SIGNATURE_TAGS, Attached
+from slipway.images.turns import held, locked, sync
 
 _READ_BYTES = 1 << 20
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
