@@ -249,7 +249,7 @@ def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Des
     have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images})) or "nothing"
     if not found:
         raise MissingFile(place, f"has no image {ref or 'at all'}", f"it has: {have}", "name one of these")
-    raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as oci:DIR:NAME")
+    raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as layout:DIR:NAME")
 
 
 def attached_among(
@@ -269,14 +269,21 @@ def attached_among(
 
 
 def _named(images: list[Descriptor], ref: str) -> list[Descriptor]:
-    exact = [entry for entry in images if entry.annotations.get(REF_NAME) == ref]
-    return exact or [entry for entry in images if _tag(entry) == ref]
+    """The entries that `ref` names exactly, or else without their digest, or else by the tag alone."""
+    for form in (_name, lambda entry: _name(entry).partition("@")[0], _tag):
+        found = [entry for entry in images if form(entry) == ref]
+        if found:
+            return found
+    return []
+
+
+def _name(entry: Descriptor) -> str:
+    return entry.annotations.get(REF_NAME, "")
 
 
 def _tag(entry: Descriptor) -> str:
     """The tag in the name of `entry`: other tools name by the tag alone."""
-    name = entry.annotations.get(REF_NAME, "")
-    return name.rpartition("/")[2].partition("@")[0].rpartition(":")[2]
+    return _name(entry).rpartition("/")[2].partition("@")[0].rpartition(":")[2]
 
 
 def _sibling(ref: str, tag: str) -> str:

@@ -267,6 +267,7 @@ def test_what_is_no_archive_of_images_is_refused(tmp_path: Path, sample: Any) ->
         (f"oci:disk@sha256:{'ab' * 32}", "oci", "disk", f"sha256:{'ab' * 32}"),
         (f"oci:disk:a/b@sha256:{'ab' * 32}", "oci", "disk", f"a/b@sha256:{'ab' * 32}"),
         ("oci-archive:a.tar:v1", "oci-archive", "a.tar", "v1"),
+        ("layout:/disk/images:v1", "layout", "/disk/images", "v1"),
         ("archive:a.tar", "archive", "a.tar", None),
         ("docker-archive:a.tar", "docker-archive", "a.tar", None),
     ],
