@@ -15,11 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from slipway.documents import canonical_json
+from slipway.durable import sync_folder
 from slipway.errors import IntegrityMismatch, MissingFile, from_os_error
 from slipway.images import layout, manifests
-from slipway.images.durable import sync, sync_folder
 from slipway.images.manifests import DOCKER_MANIFEST, MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import Attached
+from slipway.images.turns import sync
 
 _READ_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 8 << 20

@@ -52,6 +52,12 @@ class ImageName:
         """The same repository under another tag or digest."""
         return ImageName(self.registry, self.repository, tag, digest)
 
+    def under(self, place: str) -> ImageName:
+        """The name that a mirror at `place` (a host, or a host and a path) has for it: the same path below it."""
+        host, _, prefix = place.partition("/")
+        repository = f"{prefix}/{self.repository}" if prefix else self.repository
+        return ImageName(host, repository, self.tag, self.digest)
+
 
 def parse(text: str) -> ImageName:
     """The image that `text` names, with Docker's defaults for the registry; a tag is never assumed.
@@ -103,12 +109,7 @@ class Mirrors:
         """Under which names the content of `name` may be asked for, in order; its own registry is the last."""
         if not (name.digest or self.for_tags):
             return (name,)
-        found = []
-        for place in self.places.get(name.registry, ()):
-            host, _, prefix = place.partition("/")
-            repository = f"{prefix}/{name.repository}" if prefix else name.repository
-            found.append(ImageName(host, repository, name.tag, name.digest))
-        return (*found, name)
+        return (*(name.under(place) for place in self.places.get(name.registry, ())), name)
 
 
 def parse_mirrors(text: str, *, for_tags: bool = False) -> Mirrors:

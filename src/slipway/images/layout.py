@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from slipway.durable import sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
 from slipway.images import manifests
-from slipway.images.durable import held, locked, sync, sync_folder, write_durably
 from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import SIGNATURE_TAGS, Attached
+from slipway.images.turns import held, locked, sync
 
 _READ_BYTES = 1 << 20
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
@@ -71,6 +72,14 @@ class Layout:
                 self.folder, "is no OCI image layout of version 1.0.0", "oci-layout says which it is"
             )
         return manifests.parse(data, path).manifests
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the images in it, sorted; signatures and other papers are left out.
+
+        Raises: as `entries`.
+        """
+        images = (entry for entry in self.entries() if _is_image(entry))
+        return tuple(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images}))
 
     def root(self) -> Manifest:
         """The manifest that is meant: of this name or digest, or of the only image where no name is given.
@@ -229,7 +238,7 @@ def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Des
 
     Raises: MissingFile, UsageError where the choice is not clear.
     """
-    images = [entry for entry in entries if not entry.artifact_type and not _is_signature(entry)]
+    images = [entry for entry in entries if _is_image(entry)]
     if ref is None:
         found = images
     else:
@@ -240,7 +249,7 @@ def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Des
     have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images})) or "nothing"
     if not found:
         raise MissingFile(place, f"has no image {ref or 'at all'}", f"it has: {have}", "name one of these")
-    raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as oci:DIR:NAME")
+    raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as layout:DIR:NAME")
 
 
 def attached_among(
@@ -260,14 +269,21 @@ def attached_among(
 
 
 def _named(images: list[Descriptor], ref: str) -> list[Descriptor]:
-    exact = [entry for entry in images if entry.annotations.get(REF_NAME) == ref]
-    return exact or [entry for entry in images if _tag(entry) == ref]
+    """The entries that `ref` names exactly, or else without their digest, or else by the tag alone."""
+    for form in (_name, lambda entry: _name(entry).partition("@")[0], _tag):
+        found = [entry for entry in images if form(entry) == ref]
+        if found:
+            return found
+    return []
+
+
+def _name(entry: Descriptor) -> str:
+    return entry.annotations.get(REF_NAME, "")
 
 
 def _tag(entry: Descriptor) -> str:
     """The tag in the name of `entry`: other tools name by the tag alone."""
-    name = entry.annotations.get(REF_NAME, "")
-    return name.rpartition("/")[2].partition("@")[0].rpartition(":")[2]
+    return _name(entry).rpartition("/")[2].partition("@")[0].rpartition(":")[2]
 
 
 def _sibling(ref: str, tag: str) -> str:
@@ -277,8 +293,10 @@ def _sibling(ref: str, tag: str) -> str:
     return f"{head}/{tail.partition(':')[0]}:{tag}" if slash else tag
 
 
-def _is_signature(entry: Descriptor) -> bool:
-    return _tag(entry).startswith("sha256-") and _tag(entry).endswith(SIGNATURE_TAGS)
+def _is_image(entry: Descriptor) -> bool:
+    """Whether `entry` is an image, and no paper about one: those say their kind, or have cosign's name for them."""
+    is_signature = _tag(entry).startswith("sha256-") and _tag(entry).endswith(SIGNATURE_TAGS)
+    return not entry.artifact_type and not is_signature
 
 
 def _joined(known: Iterable[Descriptor], new: Iterable[Descriptor]) -> tuple[Descriptor, ...]:

@@ -13,14 +13,14 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, MissingFile, UsageError
+from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, UsageError
 from slipway.images import archive, manifests
 from slipway.images.archive import Archive
 from slipway.images.image_name import ImageName
 from slipway.images.layout import Layout
 from slipway.images.manifests import Descriptor, Manifest
 from slipway.images.registry import Registry
-from slipway.images.stores import SIGNATURE_TAGS, Attached, Destination, Place, Source, parse_place
+from slipway.images.stores import LAYOUTS, SIGNATURE_TAGS, Attached, Destination, Place, Source, parse_place
 from slipway.progress import Advance, Progress, human_bytes, silent
 
 _MAX_DEPTH = 4
@@ -143,11 +143,8 @@ class RegistryStore:
             )
         if self.name.tag is None or self.replace:
             return
-        try:
-            now = self.registry.resolve(self.name.at(tag=self.name.tag))
-        except MissingFile:
-            return
-        if now != root.digest:
+        now = self.registry.taken_by(self.name)
+        if now not in {None, root.digest}:
             why = f"it would move to {root.digest}"
             raise LockDrift(self.name, f"the tag is taken by {now}", why, "choose another tag, or allow to replace it")
 
@@ -192,7 +189,7 @@ def _source(place: Place, registry: Registry) -> Source:
         return RegistryStore(registry, place.name)
     if place.path is None:
         raise UsageError(place, "names no source")
-    return Layout(place.path, place.ref) if place.kind == "oci" else Archive(place.path, place.ref)
+    return Layout(place.path, place.ref) if place.kind in LAYOUTS else Archive(place.path, place.ref)
 
 
 def _destination(start: Place, place: Place, registry: Registry, options: Options) -> Destination:
@@ -203,11 +200,11 @@ def _destination(start: Place, place: Place, registry: Registry, options: Option
     ref = place.ref or (str(start.name) if start.name is not None else start.ref)
     if place.path is None or place.kind == "docker-archive":
         raise UsageError(
-            place, "is no place to write to", "a registry's name, oci:DIR or oci-archive:FILE", "write it so"
+            place, "is no place to write to", "a registry's name, layout:DIR or archive:FILE", "write it so"
         )
     if ref is not None and ref.startswith("sha256:"):
         ref = None  # a digest is no name; the image gets one from its own
-    return Layout(place.path, ref) if place.kind == "oci" else ArchiveStore(place.path, ref)
+    return Layout(place.path, ref) if place.kind in LAYOUTS else ArchiveStore(place.path, ref)
 
 
 def _tree(source: Source, manifest: Manifest, seen: set[str] | None = None, depth: int = 0) -> list[Manifest]:

@@ -158,25 +158,25 @@ class Registry:
         self._rejected.add((served, digest))
         return True
 
-    def has_blob(self, name: ImageName, descriptor: Descriptor) -> bool:
-        """Whether the registry of `name` itself has the blob, by its own word.
+    def has_blob(self, name: ImageName, descriptor: Descriptor, *, push: bool = False) -> bool:
+        """Whether the registry of `name` itself has the blob, by its own word; with `push`, asked by who may push.
 
         Raises: AuthFailure, NetworkFailure.
         """
         path = f"/v2/{name.repository}/blobs/{descriptor.digest}"
-        answer = self._wire.ask(Ask("HEAD", name.registry, path, name.repository))
+        answer = self._wire.ask(Ask("HEAD", name.registry, path, name.repository, push))
         length = answer.headers.get("content-length", "")
         return answer.status == 200 and length in {"", str(descriptor.size_bytes)}
 
-    def has_manifest(self, name: ImageName) -> bool:
-        """Whether the registry of `name` itself has it, by its own word.
+    def taken_by(self, name: ImageName) -> str | None:
+        """The digest that the tag of `name` has at its own registry; None where nothing has it, so that it may be pushed.
 
-        Raises: AuthFailure, NetworkFailure.
+        Raises: IntegrityMismatch, AuthFailure, NetworkFailure.
         """
-        path = f"/v2/{name.repository}/manifests/{name.digest or name.tag}"
-        return (
-            self._wire.ask(Ask("HEAD", name.registry, path, name.repository, headers={"Accept": _ACCEPT})).status == 200
-        )
+        try:
+            return self._get_manifest(name.at(tag=name.tag), name.tag or "", push=True).digest
+        except MissingFile:
+            return None
 
     def push_blob(
         self,
@@ -189,7 +189,7 @@ class Registry:
 
         Raises: IntegrityMismatch when the registry counts another digest, AuthFailure, NetworkFailure, and what `read` raises.
         """
-        if self.has_blob(name, descriptor):
+        if self.has_blob(name, descriptor, push=True):
             return "present"
         return Upload(self._wire, name, descriptor, read).run(mount_from)
 
@@ -204,7 +204,7 @@ class Registry:
             raise UsageError(name, f"names another manifest than is pushed (got {manifest.digest})", "its own digest")
         path = f"/v2/{name.repository}/manifests/{name.tag or manifest.digest}"
         headers = {"Content-Type": manifest.media_type}
-        ask = Ask("PUT", name.registry, path, name.repository, True, headers, manifest.data, frozenset())
+        ask = Ask("PUT", name.registry, path, name.repository, True, "", headers, manifest.data, frozenset())
         answer = self._wire.ask(ask)
         _check_digest(name, answer, manifest.digest)
         if manifest.subject is not None and not answer.headers.get("oci-subject"):
@@ -234,10 +234,10 @@ class Registry:
 
         return self._first(name.at(digest=digest), look)
 
-    def _get_manifest(self, place: ImageName, wanted: str) -> Manifest:
+    def _get_manifest(self, place: ImageName, wanted: str, *, push: bool = False) -> Manifest:
         path = f"/v2/{place.repository}/manifests/{wanted}"
         answer = self._wire.ask(
-            Ask("GET", place.registry, path, place.repository, headers={"Accept": _ACCEPT}), MAX_MANIFEST_BYTES
+            Ask("GET", place.registry, path, place.repository, push, headers={"Accept": _ACCEPT}), MAX_MANIFEST_BYTES
         )
         if answer.status == 404:
             raise MissingFile(

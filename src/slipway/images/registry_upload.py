@@ -53,10 +53,11 @@ class Upload:
         return "sent"
 
     def _begin(self, mount_from: str | None) -> Answer:
-        path = self._ask.path
+        ask = replace(self._ask, headers={"Content-Length": "0"})
         if mount_from is not None:
-            path += "?" + urlencode({"mount": self._blob.digest, "from": mount_from})
-        return self._once(replace(self._ask, path=path, headers={"Content-Length": "0"}))
+            query = urlencode({"mount": self._blob.digest, "from": mount_from})
+            ask = replace(ask, path=f"{ask.path}?{query}", mount_from=mount_from)
+        return self._once(ask)
 
     def _send_pieces(self, place: str, chunk_bytes: int) -> str:
         """Where the upload goes on after every piece is there."""

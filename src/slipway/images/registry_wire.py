@@ -63,6 +63,9 @@ class Ask:
     path: str
     repository: str = ""
     push: bool = False
+    """Whether it needs the right to push; also a question may, since a repository may not exist before its first push."""
+    mount_from: str = ""
+    """A repository of the same registry that is read from, too."""
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | Callable[[], Iterator[bytes]] | None = None
     allowed: frozenset[int] = frozenset({404})
@@ -71,6 +74,17 @@ class Ask:
     @property
     def place(self) -> str:
         return f"{self.registry}/{self.repository}" if self.repository else self.registry
+
+    @property
+    def key(self) -> tuple[str, str, bool, str]:
+        """Requests that one pass is good for."""
+        return self.registry, self.repository, self.push, self.mount_from
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """What a token must allow."""
+        own = f"repository:{self.repository}:{'pull,push' if self.push else 'pull'}"
+        return (own, f"repository:{self.mount_from}:pull") if self.mount_from else (own,)
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class Wire:
             verify=tls, timeout=timeout, headers={"Accept-Encoding": "identity"}, trust_env=False
         )
         self._origins: dict[str, str] = {}
-        self._passes: dict[tuple[str, str, bool], str] = {}
+        self._passes: dict[tuple[str, str, bool, str], str] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -172,11 +186,10 @@ class Wire:
 
     def _send(self, ask: Ask, url: str, origin: str) -> httpx.Response:
         headers = dict(ask.headers)
-        key = (ask.registry, ask.repository, ask.push)
         content = ask.content() if callable(ask.content) else ask.content
         try:
-            if key in self._passes and _same_origin(url, origin):
-                headers["Authorization"] = self._passes[key]
+            if ask.key in self._passes and _same_origin(url, origin):
+                headers["Authorization"] = self._passes[ask.key]
             client = self._client(url)
             request = client.build_request(ask.method, url, headers=headers, content=content)
             if ask.push:
@@ -233,7 +246,7 @@ class Wire:
             else:
                 continue
             with self._lock:
-                self._passes[ask.registry, ask.repository, ask.push] = found
+                self._passes[ask.key] = found
             return
         problem = "asks for a login" if login is None else "asks for another kind of login than we have"
         raise unauthorised(ask.place, problem, push=ask.push)
@@ -245,23 +258,23 @@ class Wire:
             # Over TLS the registry may name any service: the login is its own, and it could ask for it itself.
             problem = f"names a token service without TLS ({shown(challenge.realm)})"
             raise AuthFailure(ask.place, problem, "a login is never sent in clear", "ask who runs the registry")
-        scope = f"repository:{ask.repository}:{'pull,push' if ask.push else 'pull'}" if ask.repository else ""
-        fields = {"service": challenge.service, "scope": scope or challenge.scope}
-        fields = {key: value for key, value in fields.items() if value}
-        body = self.again(ask.place, lambda: self._ask_token(ask, challenge.realm, fields, login))
+        body = self.again(ask.place, lambda: self._ask_token(ask, challenge, login))
         token = body.get("token") or body.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise AuthFailure(ask.place, "its token service gave no token", "", "ask who runs the registry")
         return token
 
-    def _ask_token(self, ask: Ask, realm: str, fields: dict[str, str], login: Login | None) -> dict[str, object]:
-        client = self._client(realm)
+    def _ask_token(self, ask: Ask, challenge: Challenge, login: Login | None) -> dict[str, object]:
+        client, realm = self._client(challenge.realm), challenge.realm
+        service = {"service": challenge.service} if challenge.service else {}
         if login is not None and login.identity_token:
             grant = {"grant_type": "refresh_token", "client_id": "slipway", "refresh_token": login.identity_token}
-            request = client.build_request("POST", realm, data={**fields, **grant})
+            request = client.build_request("POST", realm, data={**service, **grant, "scope": " ".join(ask.scopes)})
         else:
             headers = {"Authorization": login.basic} if login is not None and login.user else {}
-            request = client.build_request("GET", httpx.URL(realm).copy_merge_params(fields), headers=headers)
+            request = client.build_request(
+                "GET", httpx.URL(realm).copy_merge_params({**service, "scope": ask.scopes}), headers=headers
+            )
         try:
             response = client.send(request, stream=True)
             try:

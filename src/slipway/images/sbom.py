@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from slipway import __version__
-from slipway.errors import UsageError, from_os_error
-from slipway.images.durable import write_durably
+from slipway.durable import write_durably
+from slipway.errors import UsageError
 from slipway.images.image_name import ImageName
 from slipway.images.requirements_file import PythonPackage
 
@@ -115,10 +115,7 @@ def write(components: Components, path: Path) -> None:
 
     Raises: UsageError, DiskFailure, MissingFile.
     """
-    try:
-        write_durably(path, render(components))
-    except OSError as error:
-        raise from_os_error(error, path, "writing the bill of materials") from error
+    write_durably(path, render(components))
 
 
 def timestamp(epoch_s: int) -> str:
@@ -161,7 +158,7 @@ def _base(base: ImageName) -> dict[str, Any]:
 def _base_purl(base: ImageName) -> str:
     tag = f"&tag={_quoted(base.tag)}" if base.tag else ""
     name = base.repository.rpartition("/")[2]
-    return f"pkg:oci/{name}@{quote(base.digest or '', safe='')}?repository_url={quote(base.place, safe='/:')}{tag}"
+    return f"pkg:oci/{name}@{base.digest}?repository_url={quote(base.place, safe='/:')}{tag}"
 
 
 def _python(package: PythonPackage) -> dict[str, Any]:

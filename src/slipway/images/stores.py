@@ -14,6 +14,10 @@ from slipway.images.manifests import Descriptor, Manifest
 SIGNATURE_TAGS = (".sig", ".att", ".sbom")
 """What cosign appends to `sha256-<hex>` to name what it says of an image where it does not use referrers."""
 
+LAYOUTS = ("layout", "oci")
+ARCHIVES = ("archive", "oci-archive", "docker-archive")
+"""Our words and skopeo's; an archive is read whatever kind it is."""
+
 
 @dataclass(frozen=True)
 class Attached:
@@ -75,14 +79,16 @@ class Place:
 
 
 def parse_place(text: str) -> Place:
-    """The place that `text` writes: an image's name, `oci:DIR[:REF|@DIGEST]`, `oci-archive:FILE[…]` or `docker-archive:FILE`.
+    """The place that `text` writes: an image's name, `layout:DIR[:NAME][@DIGEST]` or `archive:FILE[:NAME][@DIGEST]`.
+
+    Skopeo's `oci:`, `oci-archive:`, `docker-archive:` and `docker://` mean the same.
 
     Raises: UsageError.
     """
     kind, colon, rest = text.partition(":")
     if kind == "docker" and rest.startswith("//"):
         return Place("registry", parse(rest[2:]))
-    if not colon or kind not in {"oci", "oci-archive", "docker-archive"}:
+    if not colon or kind not in LAYOUTS + ARCHIVES:
         return Place("registry", parse(text))
     path, at, digest = rest.partition("@sha256:")
     ref: str | None = f"sha256:{digest}" if at else None

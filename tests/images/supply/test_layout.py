@@ -63,6 +63,7 @@ def test_several_images_are_told_apart_by_name_and_a_name_moves_with_its_image(l
     moved.finish(sample.images[1])
     assert Layout(layout.folder, "v1").root().digest == sample.images[1].digest
     assert Layout(layout.folder, "v2").root().digest == sample.images[0].digest
+    assert layout.names() == ("registry.example/engine:v1", "registry.example/engine:v2")
 
 
 def test_a_spoilt_blob_is_found_and_written_anew(layout: Layout, sample: Any) -> None:
@@ -266,6 +267,8 @@ def test_what_is_no_archive_of_images_is_refused(tmp_path: Path, sample: Any) ->
         (f"oci:disk@sha256:{'ab' * 32}", "oci", "disk", f"sha256:{'ab' * 32}"),
         (f"oci:disk:a/b@sha256:{'ab' * 32}", "oci", "disk", f"a/b@sha256:{'ab' * 32}"),
         ("oci-archive:a.tar:v1", "oci-archive", "a.tar", "v1"),
+        ("layout:/disk/images:v1", "layout", "/disk/images", "v1"),
+        ("archive:a.tar", "archive", "a.tar", None),
         ("docker-archive:a.tar", "docker-archive", "a.tar", None),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ from slipway.images.mirror import Options
 from slipway.images.registry import Registry
 
 SKOPEO = shutil.which("skopeo")
+# Read here, before each test gets a clean environment.
+DOCKER = {
+    "DOCKER_HOST": os.environ.get("SLIPWAY_TEST_DOCKER_HOST", ""),
+    "DOCKER_CONFIG": os.environ.get("SLIPWAY_TEST_DOCKER_CONFIG", ""),
+}
 
 needs_skopeo = [
     pytest.mark.needs("skopeo"),
@@ -76,7 +82,7 @@ def test_a_round_trip_keeps_every_digest_and_what_is_said_of_the_image(
 ) -> None:
     name = f"{real.host}/trip/engine:v1"
     there = Notes()
-    sent = mirror.run(f"oci:{folder}:v1", name, registry, progress=there)
+    sent = mirror.run(f"layout:{folder}:v1", name, registry, progress=there)
     assert sent.digest == sample.index.digest
     assert len(sent.attached) == 4
     assert (sent.copied, sent.skipped) == (9, 0)
@@ -84,22 +90,22 @@ def test_a_round_trip_keeps_every_digest_and_what_is_said_of_the_image(
     assert "9 blobs copied" in there.notes[-1]
     assert registry.signature(parse(name), sample.index.digest, ".sig") is not None
 
-    back = mirror.run(name, f"oci:{tmp_path / 'back'}:registry.example/engine:v1", registry)
+    back = mirror.run(name, f"layout:{tmp_path / 'back'}:registry.example/engine:v1", registry)
     assert back.digest == sample.index.digest
     assert sorted(back.attached) == sorted(sent.attached)
     assert files(tmp_path / "back") == files(folder)
     assert Layout(tmp_path / "back").verify() == ()
 
-    again = mirror.run(name, f"oci:{tmp_path / 'back'}:registry.example/engine:v1", registry)
+    again = mirror.run(name, f"layout:{tmp_path / 'back'}:registry.example/engine:v1", registry)
     assert (again.copied, again.skipped) == (0, 9)
     assert files(tmp_path / "back") == files(folder)
-    once_more = mirror.run(f"oci:{folder}:v1", name, registry)
+    once_more = mirror.run(f"layout:{folder}:v1", name, registry)
     assert (once_more.copied, once_more.skipped) == (0, 9)
 
 
 @pytest.mark.needs("docker-registry")
 def test_within_one_registry_blobs_are_mounted(real: Any, registry: Registry, folder: Path) -> None:
-    mirror.run(f"oci:{folder}:v1", f"{real.host}/mount/from:v1", registry)
+    mirror.run(f"layout:{folder}:v1", f"{real.host}/mount/from:v1", registry)
     done = mirror.run(f"{real.host}/mount/from:v1", f"{real.host}/mount/to:v1", registry)
     assert (done.copied, done.mounted) == (0, 9)
 
@@ -110,32 +116,32 @@ def test_one_platform_has_its_own_digest_and_an_archive_carries_it(
 ) -> None:
     out = tmp_path / "one.tar"
     options = Options(platform="linux/amd64")
-    done = mirror.run(f"oci:{folder}:v1", f"oci-archive:{out}", registry, options)
+    done = mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry, options)
     assert done.digest == sample.images[0].digest
     assert len(done.attached) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "one.tar"]
-    pushed = mirror.run(f"oci-archive:{out}", f"{real.host}/one/engine:v1", registry)
+    pushed = mirror.run(f"archive:{out}", f"{real.host}/one/engine:v1", registry)
     assert registry.resolve(parse(f"{real.host}/one/engine:v1")) == pushed.digest == done.digest
     assert [one.artifact_type for one in registry.referrers(parse(f"{real.host}/one/engine"), done.digest)] == [
         "a/sbom"
     ]
     with pytest.raises(MissingFile, match="windows/amd64"):
-        mirror.run(f"oci:{folder}:v1", f"oci-archive:{out}", registry, Options(platform="windows/amd64"))
+        mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry, Options(platform="windows/amd64"))
 
 
 @pytest.mark.needs("docker-registry")
 def test_a_tag_does_not_move_unless_it_may(real: Any, registry: Registry, folder: Path, sample: Any) -> None:
     name = f"{real.host}/tag/engine:v1"
-    mirror.run(f"oci:{folder}:v1", name, registry)
+    mirror.run(f"layout:{folder}:v1", name, registry)
     one = Options(platform="linux/arm64")
     with pytest.raises(LockDrift, match=f"taken by {sample.index.digest}"):
-        mirror.run(f"oci:{folder}:v1", name, registry, one)
+        mirror.run(f"layout:{folder}:v1", name, registry, one)
     assert registry.resolve(parse(name)) == sample.index.digest
-    mirror.run(f"oci:{folder}:v1", name, registry, Options(platform="linux/arm64", replace=True))
+    mirror.run(f"layout:{folder}:v1", name, registry, Options(platform="linux/arm64", replace=True))
     assert registry.resolve(parse(name)) == sample.images[1].digest
     with pytest.raises(UsageError, match="another digest"):
-        mirror.run(f"oci:{folder}:v1", f"{real.host}/tag/engine@{sample.images[0].digest}", registry)
-    mirror.run(f"oci:{folder}:v1", f"{real.host}/tag/other@{sample.index.digest}", registry)
+        mirror.run(f"layout:{folder}:v1", f"{real.host}/tag/engine@{sample.images[0].digest}", registry)
+    mirror.run(f"layout:{folder}:v1", f"{real.host}/tag/other@{sample.index.digest}", registry)
     assert registry.resolve(parse(f"{real.host}/tag/other@{sample.index.digest}")) == sample.index.digest
 
 
@@ -144,14 +150,14 @@ def test_signatures_that_are_there_already_are_kept_and_it_is_said(
     real: Any, registry: Registry, folder: Path, sample: Any
 ) -> None:
     name = parse(f"{real.host}/keep/engine:v1")
-    mirror.run(f"oci:{folder}:v1", str(name), registry)
+    mirror.run(f"layout:{folder}:v1", str(name), registry)
     tag = sample.index.digest.replace(":", "-") + ".sig"
     registry.push_manifest(name.at(tag=tag), sample.images[0])
     notes = Notes()
-    mirror.run(f"oci:{folder}:v1", str(name), registry, progress=notes)
+    mirror.run(f"layout:{folder}:v1", str(name), registry, progress=notes)
     assert any("keeps its own .sig" in note for note in notes.notes)
     assert registry.resolve(name.at(tag=tag)) == sample.images[0].digest
-    bare = mirror.run(f"oci:{folder}:v1", f"{real.host}/keep/bare:v1", registry, Options(attached=False))
+    bare = mirror.run(f"layout:{folder}:v1", f"{real.host}/keep/bare:v1", registry, Options(attached=False))
     assert bare.attached == ()
     assert registry.referrers(parse(f"{real.host}/keep/bare"), sample.index.digest) == ()
 
@@ -160,13 +166,50 @@ def test_signatures_that_are_there_already_are_kept_and_it_is_said(
 def test_a_registry_without_a_network_serves_the_pinned_upstream_name(
     real: Any, registry: Registry, folder: Path, tmp_path: Path, sample: Any
 ) -> None:
-    mirror.run(f"oci:{folder}:v1", f"{real.host}/lmsysorg/sglang@{sample.index.digest}", registry)
+    mirror.run(f"layout:{folder}:v1", f"{real.host}/lmsysorg/sglang@{sample.index.digest}", registry)
     with Registry(Mirrors({"docker.io": (real.host,)})) as offline:
         pinned = f"docker.io/lmsysorg/sglang:v1@{sample.index.digest}"
-        done = mirror.run(pinned, f"oci:{tmp_path / 'got'}", offline)
+        done = mirror.run(pinned, f"layout:{tmp_path / 'got'}", offline)
     assert done.digest == sample.index.digest
     assert len(done.attached) == 4
-    assert Layout(tmp_path / "got", pinned).root().digest == sample.index.digest
+    for ref in (pinned, "docker.io/lmsysorg/sglang:v1", "v1"):
+        assert Layout(tmp_path / "got", ref).root().digest == sample.index.digest
+
+
+@pytest.mark.needs("docker-registry")
+@pytest.mark.needs("docker")
+@pytest.mark.skipif(not DOCKER["DOCKER_HOST"], reason="SLIPWAY_TEST_DOCKER_HOST names no docker daemon")
+def test_docker_pulls_by_digest_what_came_in_on_a_disk(
+    real: Any, registry: Registry, folder: Path, sample: Any, tool: Any
+) -> None:
+    inside = f"{real.host}/disk/engine@{sample.index.digest}"
+    mirror.run(f"layout:{folder}:v1", inside, registry)
+    tool("docker", "pull", "--quiet", inside, **DOCKER)
+    try:
+        seen = json.loads(tool("docker", "image", "inspect", inside, **DOCKER).stdout)[0]
+        assert seen["RepoDigests"] == [inside]
+        config = json.loads(sample.blobs[sample.images[0].blobs[0].digest])
+        assert seen["RootFS"]["Layers"] == config["rootfs"]["diff_ids"]
+    finally:
+        tool("docker", "image", "rm", inside, **DOCKER)
+
+
+@pytest.mark.needs("docker-registry")
+def test_what_was_tampered_with_in_the_registry_is_not_taken(
+    real: Any, registry: Registry, folder: Path, tmp_path: Path, sample: Any, start_registry: Any
+) -> None:
+    # A registry of its own: equal blobs are one file to docker-registry.
+    other = start_registry()
+    name = f"{other.host}/tampered/engine:v1"
+    mirror.run(f"layout:{folder}:v1", name, registry)
+    blob = sample.images[0].blobs[1].digest[7:]
+    stored = other.data / "docker" / "registry" / "v2" / "blobs" / "sha256" / blob[:2] / blob / "data"
+    data = stored.read_bytes()
+    for spoilt in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], data + b"!"):
+        stored.write_bytes(spoilt)
+        with pytest.raises(IntegrityMismatch, match=blob):
+            mirror.run(name, f"layout:{tmp_path / 'got'}", registry)
+        assert not (tmp_path / "got" / "index.json").exists()
 
 
 def test_a_spoilt_mirror_is_passed_over(scripted: Any, answers: Any, tmp_path: Path, sample: Any) -> None:
@@ -183,7 +226,7 @@ def test_a_spoilt_mirror_is_passed_over(scripted: Any, answers: Any, tmp_path: P
     )
     with Registry(Mirrors({"registry.example": (spoilt.host, good.host)})) as client:
         done = mirror.run(
-            f"registry.example/a@{sample.index.digest}", f"oci:{tmp_path / 'l'}", client, Options(attached=False)
+            f"registry.example/a@{sample.index.digest}", f"layout:{tmp_path / 'l'}", client, Options(attached=False)
         )
     assert done.copied == 8
     assert Layout(tmp_path / "l").verify() == ()
@@ -193,7 +236,7 @@ def test_a_spoilt_layout_is_not_carried_on(folder: Path, registry: Registry, tmp
     blob = sample.images[0].blobs[1]
     (folder / "blobs" / "sha256" / blob.digest[7:]).write_bytes(bytes(blob.size_bytes))
     with pytest.raises(IntegrityMismatch, match=blob.digest):
-        mirror.run(f"oci:{folder}:v1", f"oci:{tmp_path / 'next'}", registry)
+        mirror.run(f"layout:{folder}:v1", f"layout:{tmp_path / 'next'}", registry)
     assert not (tmp_path / "next" / "index.json").exists()
 
 
@@ -202,7 +245,7 @@ def test_a_spoilt_layout_is_not_pushed(folder: Path, registry: Registry, real: A
     blob = sample.images[0].blobs[1]
     (folder / "blobs" / "sha256" / blob.digest[7:]).write_bytes(bytes(blob.size_bytes))
     with pytest.raises(IntegrityMismatch, match=blob.digest):
-        mirror.run(f"oci:{folder}:v1", f"{real.host}/spoilt/engine:v1", registry)
+        mirror.run(f"layout:{folder}:v1", f"{real.host}/spoilt/engine:v1", registry)
     with pytest.raises(MissingFile):
         registry.resolve(parse(f"{real.host}/spoilt/engine:v1"))
 
@@ -265,7 +308,7 @@ def test_an_index_without_bottom_is_refused(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_meant_are_refused(registry: Registry, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no place to write to"):
-        mirror.run(f"oci:{folder}:v1", f"docker-archive:{tmp_path / 'x.tar'}", registry)
+        mirror.run(f"layout:{folder}:v1", f"docker-archive:{tmp_path / 'x.tar'}", registry)
 
 
 @pytest.mark.needs("docker-registry")
@@ -274,7 +317,7 @@ def test_skopeo_reads_what_we_wrote(
     _: None, real: Any, registry: Registry, folder: Path, tmp_path: Path, sample: Any, tool: Any
 ) -> None:
     name = f"{real.host}/skopeo/engine:v1"
-    mirror.run(f"oci:{folder}:v1", name, registry)
+    mirror.run(f"layout:{folder}:v1", name, registry)
     mirror.run(name, f"oci-archive:{tmp_path / 'a.tar'}", registry)
     policy = ("skopeo", "--insecure-policy")
     seen = json.loads(tool(*policy, "inspect", "--tls-verify=false", f"docker://{name}").stdout)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -124,7 +125,7 @@ def test_what_is_not_there_is_missing_and_a_push_of_other_bytes_is_refused(
         registry.resolve(parse(f"{real.host}/nowhere/engine:v1"))
     name = parse(f"{real.host}/nowhere/engine")
     assert not registry.has_blob(name, sample.images[0].blobs[0])
-    assert not registry.has_manifest(name.at(tag="v1"))
+    assert registry.taken_by(name.at(tag="v1")) is None
     with pytest.raises(NetworkFailure, match="DIGEST_INVALID"):
         registry.push_blob(name, sample.images[0].blobs[0], lambda: iter([b"x" * sample.images[0].blobs[0].size_bytes]))
     with pytest.raises(NetworkFailure, match="MANIFEST_BLOB_UNKNOWN"):
@@ -338,6 +339,27 @@ def test_a_token_is_fetched_once_and_used_for_its_repository(server: Any, answer
         client.resolve(parse(f"{server.host}/a:v2"))
     assert len(server.asked("/token")) == 1
     assert "scope=repository%3Aa%3Apull" in server.asked("/token")[0][1]
+
+
+def test_who_pushes_asks_with_the_right_to_push_from_the_start(
+    server: Any, answers: Any, blob: Descriptor, data: bytes
+) -> None:
+    inner = bearer(server, answers)
+
+    def answer(handler: Any) -> None:
+        if handler.path.startswith("/token") or "Authorization" not in handler.headers:
+            inner(handler)
+        else:
+            status = {"HEAD": 404, "GET": 404, "POST": 202, "PUT": 201}[handler.command]
+            answers(handler, status, **({"Location": "/up"} if handler.command == "POST" else {}))
+
+    server.answer = answer
+    with Registry(logins=logins(server.host), limits=QUICK) as client:
+        name = parse(f"{server.host}/a:v1")
+        assert client.taken_by(name) is None
+        assert client.push_blob(name, blob, lambda: iter([data]), "b") == "sent"
+    scopes = [parse_qs(urlsplit(one[1]).query)["scope"] for one in server.asked("/token")]
+    assert scopes == [["repository:a:pull,push"], ["repository:a:pull,push", "repository:b:pull"]]
 
 
 def test_an_identity_token_is_exchanged(server: Any, answers: Any, sample: Any) -> None:

@@ -48,7 +48,7 @@ def test_every_pin_is_a_component_with_its_digest_and_package_url() -> None:
     parts = {part["name"]: part for part in document["components"]}
     purls = {name: part["purl"] for name, part in parts.items()}
     assert purls == {
-        "docker.io/library/debian": f"pkg:oci/debian@sha256%3A{DIGEST[7:]}?repository_url=docker.io/library/debian&tag=13",
+        "docker.io/library/debian": f"pkg:oci/debian@{DIGEST}?repository_url=docker.io/library/debian&tag=13",
         "torch": "pkg:pypi/torch@2.11.0%2Bcu130",
         "numpy": "pkg:pypi/numpy@2.3.0",
         "smg": "pkg:pypi/smg@1.0?download_url=https://wheels.example/smg-1.0-py3-none-any.whl",

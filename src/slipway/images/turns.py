@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and for one run at a time."""
+"""Files and folders that one run at a time writes to."""
 
 from __future__ import annotations
 
@@ -34,29 +34,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Nothing; `path` holds `data`, or what it held before. Raises: OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            sync(file)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
 def sync(file: IO[bytes]) -> None:
     """Nothing; what was written to `file` is on the disk."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Nothing; the names in `folder` are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
