@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import CheckFailed, IntegrityMismatch, MissingFile, from_os_error
-from slipway.images import inputs, lock, oci_archive, verify_image
+from slipway.images import image_gates, inputs, lock, oci_archive, verify_image
 from slipway.images.builders import Builder, BuildResult, unlocked_materials
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import BuilderKind, ImageLock, Result
@@ -134,7 +134,7 @@ def _checked(result: BuildResult, made: ImageLock, settings: Settings, progress:
     """What was looked for inside the image, one sentence each. Raises: CheckFailed."""
     image = oci_archive.read(result.archive)
     with progress.track(f"looking into {result.archive.name}", unit="checks") as advance:
-        pyc = verify_image.pyc_state(image)
+        pyc = image_gates.pyc_state(image)
         advance(1)
         if pyc.stale:
             why = "Python would compile them again at every start; set ARG SOURCE_DATE_EPOCH before packages are installed"
@@ -142,7 +142,7 @@ def _checked(result: BuildResult, made: ImageLock, settings: Settings, progress:
                 result.archive, f"{pyc.stale} of {pyc.total} .pyc files are stale", why, "mend the Dockerfile"
             )
         yield f"{pyc.total} .pyc, none stale"
-        leaks = verify_image.leaks(image, _secret_lines(settings))
+        leaks = image_gates.leaks(image, _secret_lines(settings))
         advance(1)
         if leaks:
             why = "a layer is published with the image and cannot be taken back"
@@ -150,7 +150,7 @@ def _checked(result: BuildResult, made: ImageLock, settings: Settings, progress:
                 result.archive, f"a build secret is in {', '.join(leaks[:5])}", why, "mount it as a secret"
             )
         yield f"no secret in any layer ({len(settings.secrets)} looked for)"
-        if verify_image.runs_as_root(image):
+        if image_gates.runs_as_root(image):
             raise CheckFailed(
                 result.archive, "runs as root", "engines need no root", "end the Dockerfile with USER 65532"
             )

@@ -29,7 +29,7 @@ from slipway.progress import Progress, silent
 _STEP = re.compile(r"(?:\[(?P<stage>\d+)/(?P<stages>\d+)\] )?STEP (?P<index>\d+)/(?P<count>\d+): (?P<text>.*)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class BuildahBuilder:
     """Builds with buildah, without a daemon; RUN is isolated by chroot, which works inside of containers too.
 
