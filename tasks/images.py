@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ENGINE = "sglang, vllm or reference"
 VARIANT = "which of the engine's images (default: default)"
 BUILDER = "docker or buildah"
-SECRET = "NAME=FILE, may be given again: ca, pip-conf or apt-sources; seen by RUN, in no layer"
+PASSED = "NAME=FILE, may be given again: ca, pip-conf or apt-sources; seen by RUN, in no layer"
 
 
 @task(
@@ -25,7 +25,7 @@ SECRET = "NAME=FILE, may be given again: ca, pip-conf or apt-sources; seen by RU
         "base": "another base image than image.yaml names, as registry/name:tag",
         "check": "compare with the lock instead of writing it; exit 3 when anything moved",
         "builder": BUILDER,
-        "secret": SECRET,
+        "secret": PASSED,
         "json": JSON,
     },
     iterable=["secret"],
@@ -59,7 +59,7 @@ def lock_image(
         "push": "also send it to a registry, as registry/name:tag",
         "no-cache": "run every step again",
         "builder": BUILDER,
-        "secret": SECRET,
+        "secret": PASSED,
         "oldest-docker": "version of the oldest node's Docker; below 23 layers are gzip instead of zstd",
         "json": JSON,
     },
@@ -97,7 +97,7 @@ def build_image(
         "variant": VARIANT,
         "drift": "do not build: show what a fresh lock would change; exit 3 when anything moved",
         "builder": BUILDER,
-        "secret": SECRET,
+        "secret": PASSED,
         "oldest-docker": "as build-image was told",
         "json": JSON,
     },

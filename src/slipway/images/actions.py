@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ def mirror_image(place: Place, options: Options, progress: Progress, *, to: str,
 
 def builder(name: str) -> Builder:
     """The builder called `name`. Raises: UsageError."""
-    known = {"docker": BuildxBuilder, "buildah": BuildahBuilder}
+    known: dict[str, Callable[[], Builder]] = {"docker": BuildxBuilder, "buildah": BuildahBuilder}
     if name not in known:
         raise UsageError(
             "--builder", f"is not known (got {name!a})", f"known: {', '.join(known)}", "choose one of them"

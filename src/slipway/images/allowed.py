@@ -11,31 +11,9 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from slipway.errors import UsageError
+from slipway.images.image_name import ImageName, parse
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-
-_PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
-_REFERENCE = re.compile(
-    rf"(?:(?P<first>[a-zA-Z0-9][a-zA-Z0-9.-]*(?::\d+)?)/)?(?P<rest>{_PART}(?:/{_PART})*)"
-    r"(?::(?P<tag>\w[\w.-]{0,127}))?"
-    r"(?:@(?P<digest>[a-z0-9]+:[0-9a-f]+))?"
-)
-_DEFAULT_HOST = "docker.io"
-
-
-@dataclass(frozen=True)
-class ImageReference:
-    """An image name with its host written out (`docker.io/library/debian`), a tag and a digest, each "" where absent."""
-
-    name: str
-    tag: str = ""
-    digest: str = ""
-
-    @property
-    def pinned(self) -> str:
-        """`name@sha256:…`, the form in which a lock allows an image."""
-        return f"{self.name}@{self.digest}"
 
 
 @dataclass(frozen=True)
@@ -75,9 +53,7 @@ class AllowedInputs:
 
     def __post_init__(self) -> None:
         for image in self.images:
-            _require(
-                bool(DIGEST.fullmatch(image_reference(image).digest)), image, "an image needs name@sha256:<64 hex>"
-            )
+            _require(parse(image).digest is not None, image, "an image needs name@sha256:<64 hex>")
         for download in self.downloads:
             _require(bool(re.fullmatch(r"[0-9a-f]{64}", download.sha256)), download.url, "a download needs its sha256")
             _require(download.url.startswith(("http://", "https://")), download.url, "a download is fetched by HTTP")
@@ -95,30 +71,17 @@ class AllowedInputs:
             )
 
     def image_names(self) -> frozenset[str]:
-        """Every allowed image as `name@sha256:…` with its host written out."""
-        return frozenset(image_reference(image).pinned for image in self.images)
+        """Every allowed image as `registry/repository@sha256:…`."""
+        return frozenset(pinned(parse(image)) for image in self.images)
 
     def allows_commit(self, url: str, commit: str) -> bool:
         """Whether the lock names `commit` of the repository at `url`, whatever the protocol."""
         return any(one.commit == commit and git_place(one.url) == git_place(url) for one in self.commits)
 
 
-def image_reference(text: str) -> ImageReference:
-    """`text` as an image reference, with the default host and `library/` written out as Docker does.
-
-    Raises: UsageError when it is none.
-    """
-    match = _REFERENCE.fullmatch(text)
-    if not match:
-        raise UsageError(text, "no image reference", "expected [host/]name[:tag][@sha256:…]", "correct it")
-    first, name = match["first"], match["rest"]
-    if first is None:
-        name = f"{_DEFAULT_HOST}/library/{name}"
-    elif set(first) & {".", ":"} or first == "localhost" or first != first.lower():
-        name = f"{first}/{name}"
-    else:
-        name = f"{_DEFAULT_HOST}/{first}/{name}"
-    return ImageReference(name, match["tag"] or "", match["digest"] or "")
+def pinned(name: ImageName) -> str:
+    """`registry/repository@sha256:…`: an image by what it is, whatever its tag."""
+    return f"{name.place}@{name.digest}"
 
 
 def git_place(url: str) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import CheckFailed, IntegrityMismatch, MissingFile, from_os_error
 from slipway.images import image_gates, inputs, lock, oci_archive, verify_image
-from slipway.images.builders import Builder, BuildResult, unlocked_materials
+from slipway.images.builders import Builder, BuildRequest, BuildResult, unlocked_materials
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import BuilderKind, ImageLock, Result
 from slipway.progress import Progress, silent
 
 KINDS: dict[str, BuilderKind] = {"buildx": "buildkit", "buildah": "buildah"}
-_SHORTEST_SECRET = 16
-"""Lines of a secret shorter than this stand in many files by chance."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,8 @@ def build(
     layer, or a root user; and as the builder does.
     """
     made = lock.read(place.images, place.engine, place.variant, place.spec())
-    built = _built(place, made, builder, settings, place.archive, no_cache, progress)
+    request = inputs.request(place, made, settings, archive=place.archive, no_cache=no_cache)
+    built = _built(place, made, builder, request, progress)
     expected = made.result(built.result.builder)
     if expected is None:
         lock.write(place.lock, made.with_result(built.result))
@@ -73,8 +72,9 @@ def verify(place: Place, builder: Builder, settings: Settings, progress: Progres
         why = f"the lock has no result of {kind} to compare with"
         raise MissingFile(place.lock, "names no built image", why, f"run invoke build-image {place.flags} first")
     second = place.archive.with_suffix(".verify.tar")
+    request = inputs.request(place, made, settings, archive=second, no_cache=True)
     try:
-        built = _built(place, made, builder, settings, second, True, progress)
+        built = _built(place, made, builder, request, progress)
         differences = () if _same(built.result, expected) else tuple(_differences(place, expected, built, progress))
     finally:
         second.unlink(missing_ok=True)
@@ -91,29 +91,20 @@ def refuse_different(place: Place, compared: Compared) -> None:
         raise IntegrityMismatch(place.lock, "a rebuild gives another image", why, remedy)
 
 
-def _built(
-    place: Place,
-    made: ImageLock,
-    builder: Builder,
-    settings: Settings,
-    archive: Path,
-    no_cache: bool,
-    progress: Progress,
-) -> Built:
-    request = inputs.request(place, made, settings, archive=archive, no_cache=no_cache)
+def _built(place: Place, made: ImageLock, builder: Builder, request: BuildRequest, progress: Progress) -> Built:
     try:
-        archive.parent.mkdir(parents=True, exist_ok=True)
+        request.archive.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise from_os_error(error, archive.parent, "making the images folder") from error
+        raise from_os_error(error, request.archive.parent, "making the images folder") from error
     result = builder.build(request, progress)
     _refuse_unlocked(place, made, result)
-    checks = tuple(_checked(result, made, settings, progress))
+    checks = tuple(_checked(result, made, request.secrets, progress))
     kind = KINDS[builder.name]
     before = made.result(kind)
     return Built(
         lock=made,
-        result=_result(result, kind, settings),
-        archive=archive,
+        result=_result(result, kind, request),
+        archive=request.archive,
         seconds=result.seconds,
         cached_steps=result.cached_steps,
         known=before is not None,
@@ -130,27 +121,25 @@ def _refuse_unlocked(place: Place, made: ImageLock, result: BuildResult) -> None
         raise IntegrityMismatch(place.lock, f"the builder took in {', '.join(extra)}", why, "lock it, or leave it out")
 
 
-def _checked(result: BuildResult, made: ImageLock, settings: Settings, progress: Progress) -> Iterator[str]:
+def _checked(result: BuildResult, made: ImageLock, secrets: Mapping[str, Path], progress: Progress) -> Iterator[str]:
     """What was looked for inside the image, one sentence each. Raises: CheckFailed."""
     image = oci_archive.read(result.archive)
+    patterns = {found for path in secrets.values() for found in image_gates.secret_patterns(path.read_bytes())}
     with progress.track(f"looking into {result.archive.name}", unit="checks") as advance:
-        pyc = image_gates.pyc_state(image)
+        state = image_gates.inspect(image, patterns)
         advance(1)
-        if pyc.stale:
+        if state.pyc.stale:
             why = "Python would compile them again at every start; set ARG SOURCE_DATE_EPOCH before packages are installed"
-            raise CheckFailed(
-                result.archive, f"{pyc.stale} of {pyc.total} .pyc files are stale", why, "mend the Dockerfile"
-            )
-        yield f"{pyc.total} .pyc, none stale"
-        leaks = image_gates.leaks(image, _secret_lines(settings))
-        advance(1)
-        if leaks:
+            problem = f"{state.pyc.stale} of {state.pyc.total} .pyc files are stale, as {state.pyc.stale_names[0]}"
+            raise CheckFailed(result.archive, problem, why, "mend the Dockerfile")
+        yield f"{state.pyc.total} .pyc, none stale"
+        if state.leaks:
             why = "a layer is published with the image and cannot be taken back"
             raise CheckFailed(
-                result.archive, f"a build secret is in {', '.join(leaks[:5])}", why, "mount it as a secret"
+                result.archive, f"a build secret is in {', '.join(state.leaks[:5])}", why, "mount it as a secret"
             )
-        yield f"no secret in any layer ({len(settings.secrets)} looked for)"
-        if image_gates.runs_as_root(image):
+        yield f"no secret in any layer ({len(secrets)} looked for)"
+        if state.root:
             raise CheckFailed(
                 result.archive, "runs as root", "engines need no root", "end the Dockerfile with USER 65532"
             )
@@ -161,25 +150,14 @@ def _checked(result: BuildResult, made: ImageLock, settings: Settings, progress:
         yield f"label {lock.LABEL} is the lock's digest"
 
 
-def _secret_lines(settings: Settings) -> list[bytes]:
-    """What must not be found in a layer: every long line of every secret; a CA's base64 lines are such."""
-    found: set[bytes] = set()
-    for path in settings.secrets.values():
-        for line in path.read_bytes().splitlines():
-            stripped = line.strip()
-            if len(stripped) >= _SHORTEST_SECRET and not stripped.startswith((b"-----", b"#")):
-                found.add(stripped)
-    return sorted(found)
-
-
-def _result(result: BuildResult, kind: BuilderKind, settings: Settings) -> Result:
+def _result(result: BuildResult, kind: BuilderKind, request: BuildRequest) -> Result:
     return Result(
         builder=kind,
         version=" ".join(f"{name} {version}" for name, version in sorted(result.versions.items())) or "unknown",
         config_digest=result.config_digest,
         diff_ids=list(result.diff_ids),
         manifest_digest=result.manifest_digest,
-        compression=settings.compression,
+        compression=request.compression,
         size_bytes=result.size_bytes,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slipway.errors import IntegrityMismatch, NetworkFailure
+from slipway.errors import IntegrityMismatch
 from slipway.images import oci_archive
 from slipway.images.builders import Builder, BuildRequest
 from slipway.images.context import pack
@@ -43,7 +43,8 @@ COPY --from=ask /out/debs.txt /debs.txt
 def resolve(
     builder: Builder, request: BuildRequest, names: Sequence[str], work: Path, progress: Progress = silent
 ) -> list[LockedDeb]:
-    """What `apt-get install` of `names` would add to the base of `request` now, dependencies included, sorted by name.
+    """What `apt-get install` of `names` would add to the base of `request` now, dependencies included, sorted by name;
+    nothing where the base has all of them.
 
     Of `request` the build argument BASE, the platform, the secrets and the network are used. The cache is not: an answer of
     last month would be taken for one of today.
@@ -69,11 +70,7 @@ def resolve(
         answer = _answer(asked.archive)
     finally:
         asked.archive.unlink(missing_ok=True)
-    found = [parsed(line) for line in answer.splitlines()]
-    if not found:
-        why = "apt found all of them in the base already, or nothing at all"
-        raise NetworkFailure(", ".join(names), "no Debian package to install", why, "leave out what the base has")
-    return sorted(found, key=lambda deb: deb.name)
+    return sorted((parsed(line) for line in answer.splitlines()), key=lambda deb: deb.name)
 
 
 def parsed(line: str) -> LockedDeb:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from slipway.errors import UsageError
 from slipway.images import dockerfile_installs as installs
-from slipway.images.allowed import COMMIT, DIGEST, Download, image_reference
+from slipway.images import image_name
+from slipway.images.allowed import COMMIT, Download, pinned
 from slipway.images.dockerfile_reader import Flag, Place
 from slipway.images.dockerfile_stages import AUTOMATIC_ARGS, EPOCH_ARG, Run, Sheet, Stage, Step, declared
 from slipway.images.shell_words import SHELLS
@@ -89,23 +90,25 @@ def _mount(flag: Flag) -> dict[str, str]:
 
 def _unpinned_image(sheet: Sheet) -> Iterator[Finding]:
     for use in _image_uses(sheet):
-        try:
-            pinned = use.resolved is not None and bool(DIGEST.fullmatch(image_reference(use.resolved).digest))
-        except UsageError:
-            pinned = False
-        if not pinned:
+        name = _pinned_name(use)
+        if name is None:
             yield Finding(use.place, use.text if use.resolved in {None, use.text} else f"{use.text} = {use.resolved}")
 
 
 def _unlocked_image(sheet: Sheet) -> Iterator[Finding]:
-    names = sheet.allowed.image_names()
     for use in _image_uses(sheet):
-        try:
-            reference = image_reference(use.resolved or "")
-        except UsageError:
-            continue
-        if DIGEST.fullmatch(reference.digest) and reference.pinned not in names:
+        name = _pinned_name(use)
+        if name is not None and name not in sheet.allowed.image_names():
             yield Finding(use.place, use.resolved or "")
+
+
+def _pinned_name(use: _ImageUse) -> str | None:
+    """`registry/repository@sha256:…` of an image that is used by digest, None of any other."""
+    try:
+        name = image_name.parse(use.resolved or "")
+    except UsageError:
+        return None
+    return pinned(name) if name.digest else None
 
 
 def _git_url(url: str) -> bool:

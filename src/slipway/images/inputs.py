@@ -99,7 +99,9 @@ def generated(place: Place, made: ImageLock, requirements: bytes | None = None) 
 
     Raises: LockDrift when a file beside the lock is not the one that was locked; MissingFile, DiskFailure.
     """
-    files = {f"{LOCKED}/{name}": data for name, data in debs.files(made.debs).items()} if made.debs else {}
+    files: dict[str, bytes] = {}
+    if made.packages or made.debs:
+        files = {f"{LOCKED}/{name}": data for name, data in debs.files(made.debs).items()}
     if made.packages:
         path = place.folder / made.packages.file
         try:
@@ -128,10 +130,15 @@ def allowed(made: ImageLock, mirrors: Mirrors) -> AllowedInputs:
     base = parse(made.base.ref)
     return AllowedInputs(
         images=tuple(str(name.at(digest=name.digest)) for name in mirrors.names(base)),
-        build_args={**made.args, "BASE": str(fetched_from(made, mirrors)), "SOURCE_DATE_EPOCH": str(made.epoch)},
+        build_args={
+            **made.args,
+            "BASE": fetched_from(made, mirrors),
+            "ENGINE_VERSION": made.engine_version,
+            "SOURCE_DATE_EPOCH": str(made.epoch),
+        },
         debs=tuple(f"{deb.name}={deb.version}" for deb in made.debs),
         python_locks=("requirements.txt", "uv.txt") if made.packages else (),
-        deb_lists=("debs.txt",) if made.debs else (),
+        deb_lists=("debs.txt",),
     )
 
 
@@ -161,7 +168,11 @@ def request(place: Place, made: ImageLock, settings: Settings, *, archive: Path,
         epoch=made.epoch,
         dockerfile=f"images/{place.engine}/{variant.dockerfile}",
         platform=made.platform,
-        build_args={name: value for name, value in inputs.build_args.items() if name != "SOURCE_DATE_EPOCH"},
+        build_args={
+            name: value
+            for name, value in inputs.build_args.items()
+            if name != "SOURCE_DATE_EPOCH" and re.search(rf"^ARG {name}\b", text, re.MULTILINE)
+        },
         labels=labels(made),
         secrets=settings.secrets,
         network="host" if settings.network == "host" else "default",

@@ -19,7 +19,7 @@ from slipway.images.builders import Builder, BuildRequest
 from slipway.images.dockerfile import require_locked
 from slipway.images.image_name import parse
 from slipway.images.inputs import Place, Settings
-from slipway.images.lock import ImageLock, LockedBase, LockedGit, LockedPackages
+from slipway.images.lock import ImageLock, LockedBase, LockedPackages
 from slipway.images.python_lock import PythonLock
 from slipway.images.registry import Registry
 from slipway.images.spec import GitSource, Packages, UpstreamSource, Variant
@@ -60,7 +60,7 @@ def resolve(place: Place, world: World, base: str | None = None, progress: Progr
     named = source.ref if isinstance(source, UpstreamSource) else base or source.base
     locked_base = _base(world.registry, named, variant.platform, progress)
     git = git_locked.locked(source, place.sources, progress) if isinstance(source, GitSource) else None
-    packages = None if isinstance(source, UpstreamSource) else source.packages
+    packages = source.packages
     python = python_lock.resolve(packages, variant.platform, world.tools, progress) if packages else None
     moments = [locked_base.created, packages.exclude_newer if packages else None]
     epoch = max([*(_epoch(moment) for moment in moments if moment), git.epoch if git else 0])
@@ -222,8 +222,7 @@ def _plain_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """Changes of what is no list of packages."""
     if old["base"]["ref"] != new["base"]["ref"]:
         yield f"base: {old['base']['ref']} -> {new['base']['ref']}"
-    one: LockedGit | dict[str, Any] = old["git"] or {}
-    other = new["git"] or {}
+    one, other = old["git"] or {}, new["git"] or {}
     for key in sorted({*one, *other}):
         if one.get(key) != other.get(key):
             yield f"git {key}: {one.get(key)} -> {other.get(key)}"

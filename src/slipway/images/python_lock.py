@@ -66,7 +66,7 @@ def resolve(packages: Packages, platform: str, tools: Path, progress: Progress =
     argv = (
         str(uv), "pip", "compile", "-", "--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--no-cache",
         "--python-version", packages.python, "--python-platform", f"{architecture}-manylinux_{packages.glibc.replace('.', '_')}",
-        "--only-binary", ":all:", "--exclude-newer", packages.exclude_newer,
+        "--only-binary", ":all:", "--exclude-newer", packages.exclude_newer, *(() if packages.dependencies else ("--no-deps",)),
     )  # fmt: skip
     with progress.track(f"resolving {place}", unit="sets"):
         ran = _run(argv, "\n".join(packages.requirements) + "\n")

@@ -56,6 +56,14 @@ RelativePath = Annotated[
     str, Matching(r"(?!/)(?!.*(^|/)\.\.(/|$))[\w][\w./+-]*", "a path inside the folder, without ..")
 ]
 
+ContextPattern = Annotated[
+    str,
+    Matching(
+        r"(?!/)(?!.*(^|/)\.\.(/|$))[\w*][\w./*?+-]*",
+        "files below the checkout, as src/slipway/**/*.py, without ..",
+    ),
+]
+
 
 class Packages(Document):
     """Python packages of an image; locked with every dependency and sha256.
@@ -70,6 +78,7 @@ class Packages(Document):
     uv: VersionText
     requirements: list[Requirement] = Field(min_length=1)
     exclude_newer: Instant = Field(description="releases published later are not seen, so a lock can be made again")
+    dependencies: bool = Field(default=True, description="false: the base has what these packages need already")
 
 
 class PullRequest(Document):
@@ -107,6 +116,7 @@ class UpstreamSource(Document):
 
     kind: Literal["image"]
     ref: PinnedImage
+    packages: Packages | None = Field(default=None, description="what the layer on top installs over the image's own")
 
 
 class WheelsSource(Document):
@@ -152,7 +162,7 @@ class Variant(Document):
     engine_version: VersionText
     source: Source
     dockerfile: RelativePath = "Dockerfile"
-    context: list[RelativePath] = Field(default_factory=list)
+    context: list[ContextPattern] = Field(default_factory=list)
     platform: Literal["linux/amd64", "linux/arm64"] = "linux/amd64"
     args: dict[EnvName, str] = Field(default_factory=dict, description="build arguments of the Dockerfile")
     entrypoint: list[str] = Field(min_length=1)

@@ -81,7 +81,9 @@ class BuildResult:
 
 
 class Builder(Protocol):
-    """Something that turns a request into an archive that `docker load` and `skopeo` read."""
+    """Something that turns a request into an archive that `docker load` and `skopeo` read; `name` is buildx or buildah."""
+
+    name: str
 
     def build(self, request: BuildRequest, progress: Progress) -> BuildResult:
         """The image, written to `request.archive`; nothing is left there when the build fails.
