@@ -118,10 +118,10 @@ def make_image(tmp_path: Path) -> Callable[..., MadeImage]:
 
 @pytest.fixture
 def request_for(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., BuildRequest]:
-    """Call it with a Dockerfile's lines after FROM for a request on the test's base; keywords replace fields."""
+    """Call it with a Dockerfile's lines after FROM for a request on a small base; keywords replace fields."""
 
     def make(*lines: str, files: Mapping[str, bytes] | None = None, **fields: typing.Any) -> BuildRequest:
-        base = request.getfixturevalue("base_image")
+        base = request.getfixturevalue("small_base")
         text = "\n".join(("ARG BASE", "FROM ${BASE}", *lines, ""))
         empty = tmp_path / "empty"
         empty.mkdir(exist_ok=True)
@@ -133,7 +133,6 @@ def request_for(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[...,
             "epoch": base.epoch,
             "build_args": {"BASE": base.ref},
             "network": "host",
-            # The base is compressed anew by every export, and this is the quickest way.
             "compression": "uncompressed",
             **fields,
         }

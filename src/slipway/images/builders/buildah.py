@@ -96,7 +96,13 @@ class BuildahBuilder:
 
     def _export(self, request: BuildRequest, image: str, archive: Path) -> None:
         lines: list[str] = []
-        words = ("push", "--quiet", f"--compression-format={request.compression}", image, f"oci-archive:{archive}")
+        words = (
+            "push",
+            "--quiet",
+            f"--compression-format={request.compression}",
+            image,
+            f"oci-archive:{archive}:{request.name}",
+        )
         if process.run((*self._program(), *words), self._environment(), None, lines.append):
             raise failures.explain(request.name, " ".join(lines), (), "")
 
