@@ -15,6 +15,7 @@ from pathlib import Path
 
 
 def main(rootfs: Path, layout: Path, epoch: int) -> None:
+    """Write the OCI layout of one root file system; `epoch` is its creation in seconds."""
     blobs = layout / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 

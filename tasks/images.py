@@ -23,6 +23,7 @@ PASSED = "NAME=FILE, may be given again: ca, pip-conf or apt-sources; seen by RU
         "engine": ENGINE,
         "variant": VARIANT,
         "base": "another base image than image.yaml names, as registry/name:tag",
+        "offline": "ask no registry; for a base that image.yaml pins by digest",
         "check": "compare with the lock instead of writing it; exit 3 when anything moved",
         "builder": BUILDER,
         "secret": PASSED,
@@ -35,6 +36,7 @@ def lock_image(
     engine: str,
     variant: str = "default",
     base: str | None = None,
+    offline: bool = False,
     check: bool = False,
     builder: str = "docker",
     secret: list[str] | None = None,
@@ -46,8 +48,8 @@ def lock_image(
 
     with cli.command(json) as output:
         options = actions.Options(builder=builder, secrets=tuple(secret or ()))
-        made, text = actions.lock_image(_place(engine, variant), options, output.progress, base=base, check=check)
-        output.result(made, text)
+        place = _place(engine, variant)
+        output.result(*actions.lock_image(place, options, output.progress, base=base, check=check, offline=offline))
 
 
 @task(

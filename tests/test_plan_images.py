@@ -91,6 +91,13 @@ def test_an_image_that_cannot_be_built_is_refused_with_those_that_can() -> None:
     assert caught.value.rule == "image-unknown"
 
 
+def with_lock(lock: ImageLock | None) -> Catalogue:
+    """The shipped images, with another lock of sglang's efa variant."""
+    image = IMAGES.of("build:sglang-efa")
+    known = [dataclasses.replace(found, lock=lock) if found == image else found for found in IMAGES.images]
+    return dataclasses.replace(IMAGES, images=tuple(known))
+
+
 def built(number: int) -> Catalogue:
     """The shipped images, with sglang's efa variant built."""
     image = IMAGES.of("build:sglang-efa")
@@ -125,13 +132,12 @@ def built(number: int) -> Catalogue:
             )
         ],
     )
-    known = dataclasses.replace(image, lock=locked)
-    return dataclasses.replace(IMAGES, images=tuple(known if found == image else found for found in IMAGES.images))
+    return with_lock(locked)
 
 
 def test_what_must_be_built_is_said_with_the_commands_until_it_is() -> None:
     where = hosts("example-2xp5en-efa", "580.159.04")
-    said = rules_of(compiled(PD, where))["image-not-built"]
+    said = rules_of(compiled(PD, where, with_lock(None)))["image-not-built"]
     assert (
         "`invoke lock-image --engine sglang --variant efa`, then `invoke build-image --engine sglang --variant efa`"
         in said

@@ -51,7 +51,7 @@ def test_names_lead_to_variants_and_tags_lead_nowhere() -> None:
 
 def with_lock(folder: Path, *results: Result, **changes: object) -> Catalogue:
     """The shipped images with a lock of sglang's efa variant."""
-    shutil.copytree(ROOT / "images", folder / "images", ignore=shutil.ignore_patterns("flags"))
+    shutil.copytree(ROOT / "images", folder / "images", ignore=shutil.ignore_patterns("flags", "*.lock.yaml"))
     variant = documents.read(folder / "images" / "sglang" / "image.yaml", ImageSpec).variants["efa"]
     values: dict[str, object] = {
         "schema_": "slipway/image-lock/v1",
@@ -90,7 +90,8 @@ def result(builder: str, number: int) -> Result:
 
 
 def test_without_a_lock_both_commands_are_named_and_with_one_only_the_build(tmp_path: Path) -> None:
-    before = SHIPPED.of("build:sglang-efa")
+    shutil.copytree(ROOT / "images", tmp_path / "bare", ignore=shutil.ignore_patterns("flags", "*.lock.yaml"))
+    before = catalogue.read(tmp_path / "bare", GPUS).of("build:sglang-efa")
     assert before is not None
     assert before.built_digest is None
     assert before.build_commands == (
@@ -120,7 +121,7 @@ def test_a_lock_that_image_yaml_has_outgrown_counts_as_none(tmp_path: Path) -> N
 
 
 def test_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "images", tmp_path / "images", ignore=shutil.ignore_patterns("flags"))
+    shutil.copytree(ROOT / "images", tmp_path / "images", ignore=shutil.ignore_patterns("flags", "*.lock.yaml"))
     for engine in ("sglang", "vllm"):
         path = tmp_path / "images" / engine / "image.yaml"
         path.write_text(path.read_text().replace('version: "13.0"', 'version: "thirteen"', 1))

@@ -45,15 +45,23 @@ class Options:
 
 
 def lock_image(
-    place: Place, options: Options, progress: Progress, *, base: str | None = None, check: bool = False
+    place: Place,
+    options: Options,
+    progress: Progress,
+    *,
+    base: str | None = None,
+    check: bool = False,
+    offline: bool = False,
 ) -> Answer:
-    """The lock, written; with `check` compared with what stands there, and nothing written.
+    """The lock, written; with `check` compared with what stands there, and nothing written; `offline` asks no registry.
 
     Raises: as `locking.resolve`; with `check` LockDrift when anything moved.
     """
     with registry_from() as registry:
         settings = settings_from(os.environ, options)
-        world = World(registry, lambda: builder(options.builder), settings, place.root / ".slipway" / "tools")
+        world = World(
+            None if offline else registry, lambda: builder(options.builder), settings, place.root / ".slipway" / "tools"
+        )
         before = lock.read_any(place.lock) if place.lock.exists() else None
         if check and before is None:
             raise MissingFile(

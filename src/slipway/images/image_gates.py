@@ -6,11 +6,12 @@ import json
 import re
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO
 
+from slipway.errors import CheckFailed
 from slipway.images import layers
 from slipway.images.layers import Entry
 from slipway.images.oci_archive import Archive
@@ -48,51 +49,63 @@ class PycState:
 
 
 @dataclass(frozen=True)
+class Leak:
+    """A secret that was found: its name, and where: `layer N: file`, or the config, the history, the manifest."""
+
+    secret: str
+    where: str
+
+
+@dataclass(frozen=True)
 class ImageState:
-    """What the gates look at: `leaks` are the places where a secret stands, `root` whether it runs as root."""
+    """What the gates look at; `root` is whether it runs as root."""
 
     pyc: PycState
-    leaks: tuple[str, ...]
+    leaks: tuple[Leak, ...]
     root: bool
 
 
-def inspect(image: Archive, patterns: Collection[bytes] = ()) -> ImageState:
-    """The state of an image, in one pass over its files; `patterns` are bytes that must not be in it.
+def inspect(image: Archive, secrets: Mapping[str, bytes], base_layers: int = 0) -> ImageState:
+    """The state of an image, in one pass over its files; `secrets` maps names to the bytes of what must not be in it.
 
-    Each layer is searched by itself: a file that a later layer deletes can still be read by whoever pulls the image.
+    Each layer is searched by itself: a file that a later layer deletes can still be read by whoever pulls the image. The
+    first `base_layers` are not: they were public before this build, and may well say which mirror they came from.
 
     Raises: as `layers.entries`.
     """
+    patterns = {name: secret_patterns(value) for name, value in secrets.items()}
     found = list(_told(image, patterns))
     tree = _Tree()
     for index in range(len(image.layers)):
         tree.next_layer()
+        sought = patterns if index >= base_layers else {}
         for entry, content in layers.entries(image, index):
-            leaked = _holds(f"{entry.name}\0{entry.link}".encode(errors="surrogateescape"), patterns)
-            head = b""
-            if content is not None:
-                head, inside = _searched(content, patterns)
-                leaked = leaked or inside
+            head, names = _searched(content, sought) if content is not None else (b"", set())
             tree.add(entry, head)
-            if leaked:
-                found.append(f"layer {index}: {entry.name}")
+            names |= _holding(f"{entry.name}\0{entry.link}".encode(errors="surrogateescape"), sought)
+            found += [Leak(name, f"layer {index}: {entry.name}") for name in sorted(names)]
     return ImageState(tree.state(), tuple(found), runs_as_root(image))
 
 
-def pyc_state(image: Archive) -> PycState:
-    """The compiled files of the image as a container sees it.
+def refuse(place: str, state: ImageState) -> None:
+    """Nothing when the image may be shipped.
 
-    Raises: as `layers.entries`.
+    Raises: CheckFailed for the first gate that says no: a leaked secret, stale .pyc, root.
     """
-    return inspect(image).pyc
-
-
-def leaks(image: Archive, patterns: Collection[bytes]) -> tuple[str, ...]:
-    """Where one of `patterns` stands: the config, the history, the manifest, `layer N: file`; see `secret_patterns`.
-
-    Raises: as `layers.entries`.
-    """
-    return inspect(image, patterns).leaks
+    if state.leaks:
+        listed = "".join(f"  {leak.secret} in {leak.where}\n" for leak in state.leaks[:_LIMIT])
+        problem = f"holds a build secret in {len(state.leaks)} place{'s' if len(state.leaks) > 1 else ''}"
+        remedy = "mount it (`RUN --mount=type=secret`) instead of copying it, change the secret, and build again"
+        raise CheckFailed(place, problem, f"whoever pulls the image could read it\n{listed}", remedy)
+    if state.pyc.stale:
+        listed = "".join(f"  {name}\n" for name in state.pyc.stale_names)
+        why = f"Python would compile them again at every start\n{listed}"
+        remedy = "write `ARG SOURCE_DATE_EPOCH` before the step that installs, then .pyc are checked by hash"
+        raise CheckFailed(place, f"has {state.pyc.stale} stale .pyc files", why, remedy)
+    if state.root:
+        raise CheckFailed(
+            place, "runs as root", "an engine needs no rights in its container", "end it with `USER 65532`"
+        )
 
 
 def runs_as_root(image: Archive) -> bool:
@@ -120,13 +133,13 @@ def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
     return tuple(sorted(pattern for pattern in found if len(pattern) >= _SHORTEST))
 
 
-def _told(image: Archive, patterns: Collection[bytes]) -> Iterator[str]:
+def _told(image: Archive, patterns: Mapping[str, tuple[bytes, ...]]) -> Iterator[Leak]:
     config = {name: value for name, value in image.config.items() if name != "history"}
     documents = {"config": config, "history": image.config.get("history"), "manifest": json.loads(image.manifest_text)}
     for where, document in documents.items():
         # JSON escapes quotes and newlines, so the strings are searched as they are meant.
-        if _holds("\0".join(_strings(document)).encode(), patterns):
-            yield where
+        text = "\0".join(_strings(document)).encode(errors="surrogateescape")
+        yield from (Leak(name, where) for name in sorted(_holding(text, patterns)))
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -141,18 +154,18 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _holds(text: bytes, patterns: Collection[bytes]) -> bool:
-    return any(pattern in text for pattern in patterns)
+def _holding(text: bytes, patterns: Mapping[str, tuple[bytes, ...]]) -> set[str]:
+    return {name for name, sought in patterns.items() if any(pattern in text for pattern in sought)}
 
 
-def _searched(content: IO[bytes], patterns: Collection[bytes]) -> tuple[bytes, bool]:
-    """The first bytes of `content`, and whether a pattern is in it; a pattern may lie across two chunks."""
-    overlap = max(map(len, patterns), default=1) - 1
+def _searched(content: IO[bytes], patterns: Mapping[str, tuple[bytes, ...]]) -> tuple[bytes, set[str]]:
+    """The first bytes of `content`, and the names of the secrets in it; one may lie across two chunks."""
+    overlap = max((len(pattern) for sought in patterns.values() for pattern in sought), default=1) - 1
     head = rest = content.read(_CHUNK_BYTES)
-    found = _holds(rest, patterns)
-    while patterns and not found and (chunk := content.read(_CHUNK_BYTES)):
+    found = _holding(rest, patterns)
+    while patterns and (chunk := content.read(_CHUNK_BYTES)):
         rest = rest[-overlap:] + chunk if overlap else chunk
-        found = _holds(rest, patterns)
+        found |= _holding(rest, patterns)
     return head[:_HEADER_BYTES], found
 
 

@@ -30,9 +30,9 @@ _UNKNOWN = "0" * 64
 
 @dataclass(frozen=True)
 class World:
-    """What is asked while locking: registries, a builder that apt is run in, and where tools are kept."""
+    """What is asked while locking: registries (None: no registry is asked), a builder that apt is run in, a tools folder."""
 
-    registry: Registry
+    registry: Registry | None
     builder: Callable[[], Builder]
     settings: Settings
     tools: Path
@@ -58,11 +58,12 @@ def resolve(place: Place, world: World, base: str | None = None, progress: Progr
             "--base", "is not for an image that is taken over whole", "its ref is what is wanted", "leave it out"
         )
     named = source.ref if isinstance(source, UpstreamSource) else base or source.base
-    locked_base = _base(world.registry, named, variant.platform, progress)
+    locked_base = _base(world.registry, named, variant.platform, progress) if world.registry else _unasked(named)
     git = git_locked.locked(source, place.sources, progress) if isinstance(source, GitSource) else None
     packages = source.packages
     python = python_lock.resolve(packages, variant.platform, world.tools, progress) if packages else None
     moments = [locked_base.created, packages.exclude_newer if packages else None]
+    moments += [source.made_before] if isinstance(source, UpstreamSource) and not locked_base.created else []
     epoch = max([*(_epoch(moment) for moment in moments if moment), git.epoch if git else 0])
     if not epoch:
         why = "SOURCE_DATE_EPOCH is the later of the base's creation and the source's commit"
@@ -131,6 +132,14 @@ def _base(registry: Registry, named: str, platform: str, progress: Progress) -> 
         created=_instant(config.get("created")),
         diff_ids=[str(one) for one in diff_ids] if isinstance(diff_ids, list) and diff_ids else None,
     )
+
+
+def _unasked(named: str) -> LockedBase:
+    """The base as image.yaml pins it, where no registry is to be asked. Raises: UsageError when it is pinned by a tag alone."""
+    if not parse(named).digest:
+        why = "a tag means what its registry says"
+        raise UsageError("--offline", f"cannot lock {named}", why, "name the base with its digest, or lock it online")
+    return LockedBase(ref=named)
 
 
 def _short(named: str, found: str) -> str:

@@ -63,6 +63,19 @@ def read(path: Path) -> Archive:
     raise malformed(path, "holds neither index.json nor manifest.json")
 
 
+def is_whole(archive: Archive) -> bool:
+    """Whether every layer is there with the digest that names it; all of them are read.
+
+    Raises: MissingFile, UsageError, as `read`.
+    """
+    with opened(archive.path) as tar:
+        for layer, name in zip(archive.layers, archive.members, strict=True):
+            stream = tar.extractfile(name)
+            if stream is None or f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != layer.digest:  # type: ignore[arg-type]
+                return False
+    return True
+
+
 def _oci(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo]) -> Archive:
     index = _document(tar, path, members, "index.json")
     digest = _only_image(tar, path, members, index, depth=0)

@@ -116,6 +116,9 @@ class UpstreamSource(Document):
 
     kind: Literal["image"]
     ref: PinnedImage
+    made_before: Instant = Field(
+        description="a moment after the image was made; SOURCE_DATE_EPOCH where its registry is not asked"
+    )
     packages: Packages | None = Field(default=None, description="what the layer on top installs over the image's own")
 
 

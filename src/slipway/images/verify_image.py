@@ -59,15 +59,7 @@ class Comparison:
         return (*map(str, self.listed), *((f"and {rest} more",) if rest else ()))
 
 
-def differences(first: Archive, second: Archive, limit: int = LIMIT) -> tuple[str, ...]:
-    """What differs from `first` to `second` in one line each, and a last line that counts those not named.
-
-    Raises: as `layers.entries`.
-    """
-    return compare(first, second, limit).lines()
-
-
-def compare(first: Archive, second: Archive, limit: int = LIMIT) -> Comparison:
+def differences(first: Archive, second: Archive, limit: int = LIMIT) -> Comparison:
     """What differs from `first` to `second`, the config before the layers; layers with equal diff ids are not read.
 
     Raises: as `layers.entries`.

@@ -32,7 +32,7 @@ def test_two_builds_without_cache_have_the_same_digests_and_a_third_is_cached(
         second.diff_ids,
         second.manifest_digest,
     )
-    assert verify_image.differences(oci_archive.read(first.archive), oci_archive.read(second.archive)) == ()
+    assert verify_image.differences(oci_archive.read(first.archive), oci_archive.read(second.archive)).equal
     assert first.versions["buildah"]
     assert unlocked_materials(first, {small_base.digest}) == ()
     cached = builder.build(replace(request, no_cache=False))

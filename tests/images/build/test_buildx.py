@@ -24,6 +24,7 @@ from slipway.errors import CheckFailed, DiskFailure, IntegrityMismatch, MissingF
 from slipway.images import image_gates, layers, oci_archive
 from slipway.images.builders import BuildRequest, capabilities, unlocked_materials
 from slipway.images.builders.buildx import BuildxBuilder
+from slipway.images.image_gates import Leak
 
 from .conftest import digest_of
 
@@ -152,10 +153,10 @@ def test_a_secret_reaches_run_and_nothing_else(docker: Any, request_for: Request
     lines = ("RUN --mount=type=secret,id=ca,target=/run/ca.crt wc -c < /run/ca.crt > /size",)
     built = BuildxBuilder().build(request_for(*lines, secrets={"ca": secret}))
     image = oci_archive.read(built.archive)
-    assert image_gates.leaks(image, image_gates.secret_patterns(secret.read_bytes())) == ()
+    assert image_gates.inspect(image, {"ca": secret.read_bytes()}).leaks == ()
     copied = ("RUN --mount=type=secret,id=ca,target=/run/ca.crt cp /run/ca.crt /etc/kept",)
     leaked = oci_archive.read(BuildxBuilder().build(request_for(*copied, secrets={"ca": secret})).archive)
-    assert image_gates.leaks(leaked, image_gates.secret_patterns(secret.read_bytes())) == ("layer 1: etc/kept",)
+    assert image_gates.inspect(leaked, {"ca": secret.read_bytes()}).leaks == (Leak("ca", "layer 1: etc/kept"),)
 
 
 def test_a_full_disk_leaves_no_archive(docker: Any, request_for: Requested, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import compileall
 import importlib.util
 import os
 import py_compile
+import re
 import struct
 import tarfile
 from collections.abc import Callable
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slipway.errors import CheckFailed
 from slipway.images import image_gates, oci_archive
-from slipway.images.image_gates import PycState
+from slipway.images.image_gates import Leak, PycState
 
 from .conftest import File, MadeImage
 
@@ -30,7 +32,7 @@ def pyc(flags: int = 0, mtime: int = 1000, size: int = len(SOURCE)) -> bytes:
 
 
 def state(make_image: Make, *layers: list[File]) -> PycState:
-    return image_gates.pyc_state(oci_archive.read(make_image(*layers).path))
+    return image_gates.inspect(oci_archive.read(make_image(*layers).path), {}).pyc
 
 
 def test_pyc_of_each_kind_are_counted(make_image: Make) -> None:
@@ -111,20 +113,39 @@ SECRET = b"token-of-ours-0123456789"
 def test_a_secret_is_found_wherever_it_is(make_image: Make, image: dict[str, object], where: str) -> None:
     layers = image.pop("layers", [[File("a")]])
     made = oci_archive.read(make_image(*layers, **image).path)  # type: ignore[misc]
-    assert image_gates.leaks(made, image_gates.secret_patterns(b"index = " + SECRET + b"\n")) == (where,)
-    assert image_gates.leaks(made, [b"another secret 12345"]) == ()
+    secrets = {"conf": b"index = " + SECRET + b"\n", "other": b"another secret 12345"}
+    found = image_gates.inspect(made, secrets)
+    assert found.leaks == (Leak("conf", where),)
+    with pytest.raises(CheckFailed, match=re.escape(f"conf in {where}")):
+        image_gates.refuse("image", found)
 
 
 def test_a_file_that_a_later_layer_deletes_still_leaks(make_image: Make) -> None:
     made = oci_archive.read(make_image([File("a", SECRET)], [File(".wh.a")]).path)
-    assert image_gates.leaks(made, [SECRET]) == ("layer 0: a",)
+    assert image_gates.inspect(made, {"s": SECRET}).leaks == (Leak("s", "layer 0: a"),)
+
+
+def test_layers_of_the_base_may_say_what_they_like(make_image: Make) -> None:
+    made = oci_archive.read(make_image([File("a", SECRET)], [File("b", SECRET)]).path)
+    assert image_gates.inspect(made, {"s": SECRET}, base_layers=1).leaks == (Leak("s", "layer 1: b"),)
+
+
+def test_stale_bytecode_and_root_are_refused_with_the_way_out(make_image: Make) -> None:
+    stale = [File("m.py", SOURCE, mtime=1), File("m.pyc", pyc())]
+    with pytest.raises(CheckFailed, match="has 1 stale") as caught:
+        image_gates.refuse("image", image_gates.inspect(oci_archive.read(make_image(stale).path), {}))
+    assert "  m.pyc\n" in caught.value.why
+    assert "ARG SOURCE_DATE_EPOCH" in caught.value.remedy
+    with pytest.raises(CheckFailed, match="runs as root"):
+        image_gates.refuse("image", image_gates.inspect(oci_archive.read(make_image([File("a")], process={}).path), {}))
+    image_gates.refuse("image", image_gates.inspect(oci_archive.read(make_image([File("a")]).path), {"s": SECRET}))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.integers((1 << 20) - 40, (1 << 20) + 40))
 def test_a_secret_across_the_chunks_that_are_read_is_found(make_image: Make, before: int) -> None:
     made = oci_archive.read(make_image([File("a", b"." * before + SECRET + b"." * 50)]).path)
-    assert image_gates.leaks(made, [SECRET]) == ("layer 0: a",)
+    assert image_gates.inspect(made, {"s": SECRET}).leaks == (Leak("s", "layer 0: a"),)
 
 
 KEY = b"-----BEGIN PRIVATE KEY-----\n" + b"k" * 64 + b"\n" + b"l" * 64 + b"\n-----END PRIVATE KEY-----\n"
@@ -175,4 +196,4 @@ def test_a_secret_file_itself_always_counts_as_leaked(secret: bytes) -> None:
 def test_root_is_told_by_name_number_or_silence(make_image: Make, user: str | None, root: bool) -> None:
     made = oci_archive.read(make_image([File("a")], process={"User": user}).path)
     assert image_gates.runs_as_root(made) is root
-    assert image_gates.inspect(made).root is root
+    assert image_gates.inspect(made, {}).root is root

@@ -81,9 +81,11 @@ class BuildResult:
 
 
 class Builder(Protocol):
-    """Something that turns a request into an archive that `docker load` and `skopeo` read; `name` is buildx or buildah."""
+    """Something that turns a request into an archive that `docker load` and `skopeo` read."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """buildx or buildah."""
 
     def build(self, request: BuildRequest, progress: Progress) -> BuildResult:
         """The image, written to `request.archive`; nothing is left there when the build fails.
