@@ -60,7 +60,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.longrepr = f"skipped in CI: {report.longrepr}"
 
 
-_SERVICE_OF = {"docker": "docker", "registry": "registry", "base_image": "docker"}
+_SERVICE_OF = {"docker": "docker", "registry": "registry", "base_image": "docker", "small_base": "docker"}
 """Fixture → service: a test that asks for the fixture needs the service, marked or not."""
 
 
@@ -113,7 +113,7 @@ def registry() -> str:
 
 
 class BaseImage:
-    """Debian with Python, in the registry as `ref` (by digest) and as an OCI layout; `epoch` is when it was created."""
+    """An image to build from, in the registry as `ref` (by digest) and as an OCI layout; `epoch` is when it was created."""
 
     def __init__(self, ref: str, layout: Path) -> None:
         self.ref = ref
@@ -128,8 +128,14 @@ class BaseImage:
 
 @pytest.fixture(scope="session")
 def base_image() -> BaseImage:
-    """The base that images of tests are built from."""
+    """The base that engine images of tests are built from."""
     return BaseImage(_service("SLIPWAY_TEST_BASE"), Path(_service("SLIPWAY_TEST_BASE_LAYOUT")))
+
+
+@pytest.fixture(scope="session")
+def small_base() -> BaseImage:
+    """One static busybox with its names, 2 MB: where it is the build that is tested, not what is in the image."""
+    return BaseImage(_service("SLIPWAY_TEST_SMALL_BASE"), Path(_service("SLIPWAY_TEST_SMALL_BASE_LAYOUT")))
 
 
 @pytest.fixture

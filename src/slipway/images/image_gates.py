@@ -15,12 +15,17 @@ from slipway.errors import CheckFailed
 from slipway.images import layers
 from slipway.images.layers import Entry
 from slipway.images.oci_archive import Archive
-from slipway.images.verify_image import runs_as_root
 
 _CHUNK_BYTES = 1 << 20
-_SHORTEST = 8
-"""Bytes of a secret's line that is searched for; a shorter one would be found anywhere."""
+_SHORTEST = 16
+"""Bytes of a secret's part that is searched for; a shorter one would be found anywhere by chance."""
+_PUBLIC = {b"https://pypi.org/simple", b"https://pypi.org/simple/"}
+"""What a pip.conf may say without telling anything, and what pip itself says."""
+_PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 _LIMIT = 20
+_BUNDLE = 10
+"""A file with more certificates than this is a system's bundle, not somebody's own."""
+_HEADER_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,15 @@ class PycState:
     orphaned: int
     stale_names: tuple[str, ...] = ()
 
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.hashed + self.timed + self.stale + self.orphaned
+
 
 @dataclass(frozen=True)
 class Leak:
-    """A secret that was found: its name, and where: a file of a layer, or the config, the history, the manifest."""
+    """A secret that was found: its name, and where: `layer N: file`, or the config, the history, the manifest."""
 
     secret: str
     where: str
@@ -48,15 +58,15 @@ class Leak:
 
 @dataclass(frozen=True)
 class ImageState:
-    """What the gates look at."""
+    """What the gates look at; `root` is whether it runs as root."""
 
     pyc: PycState
     leaks: tuple[Leak, ...]
     root: bool
 
 
-def inspect(archive: Archive, secrets: Mapping[str, bytes], base_layers: int = 0) -> ImageState:
-    """The state of an image; `secrets` maps names to what must not be in it.
+def inspect(image: Archive, secrets: Mapping[str, bytes], base_layers: int = 0) -> ImageState:
+    """The state of an image, in one pass over its files; `secrets` maps names to the bytes of what must not be in it.
 
     Each layer is searched by itself: a file that a later layer deletes can still be read by whoever pulls the image. The
     first `base_layers` are not: they were public before this build, and may well say which mirror they came from.
@@ -64,34 +74,17 @@ def inspect(archive: Archive, secrets: Mapping[str, bytes], base_layers: int = 0
     Raises: as `layers.entries`.
     """
     patterns = {name: secret_patterns(value) for name, value in secrets.items()}
-    leaks = list(_told(archive, patterns))
+    found = list(_told(image, patterns))
     tree = _Tree()
-    for index in range(len(archive.layers)):
+    for index in range(len(image.layers)):
         tree.next_layer()
-        for entry, content in layers.entries(archive, index):
-            sought = patterns if index >= base_layers else {}
-            found = set(_named(entry.name.encode() + b"\0" + entry.link.encode(), sought))
-            if content is not None:
-                found |= set(_searched(content, sought, tree.watch(entry)))
-            tree.add(entry)
-            leaks += [Leak(name, f"layer {index}: {entry.name}") for name in sorted(found)]
-    return ImageState(tree.state(), tuple(leaks), runs_as_root(archive.config))
-
-
-def pyc_state(archive: Archive) -> PycState:
-    """The compiled files of the image as a container sees it.
-
-    Raises: as `layers.entries`.
-    """
-    return inspect(archive, {}).pyc
-
-
-def leaks(archive: Archive, secrets: Mapping[str, bytes]) -> tuple[Leak, ...]:
-    """Where in layers, config, history or manifest a secret stands, in order.
-
-    Raises: as `layers.entries`.
-    """
-    return inspect(archive, secrets).leaks
+        sought = patterns if index >= base_layers else {}
+        for entry, content in layers.entries(image, index):
+            head, names = _searched(content, sought) if content is not None else (b"", set())
+            tree.add(entry, head)
+            names |= _holding(f"{entry.name}\0{entry.link}".encode(errors="surrogateescape"), sought)
+            found += [Leak(name, f"layer {index}: {entry.name}") for name in sorted(names)]
+    return ImageState(tree.state(), tuple(found), runs_as_root(image))
 
 
 def refuse(place: str, state: ImageState) -> None:
@@ -115,31 +108,38 @@ def refuse(place: str, state: ImageState) -> None:
         )
 
 
-def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
-    """The bytes whose presence means that `secret` leaked: all of it, each line of some length, each value after a `=`.
+def runs_as_root(image: Archive) -> bool:
+    """Whether a container of the image runs as root: by name, by number, or for want of a USER."""
+    name = str(image.process.get("User") or "").partition(":")[0].strip()
+    return name in {"", "root"} or (name.isdigit() and int(name) == 0)
 
-    Of certificates only the whole file and private keys count: single public certificates are in every CA bundle.
+
+def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
+    """The bytes whose presence means that the file `secret` leaked: all of it, and each part that is secret by itself.
+
+    Those are the lines of private keys, certificates unless the file is a bundle (the public ones of a system's bundle
+    rightly stand in many images), and otherwise values of some length after a `=`, or lines without one.
     """
     whole = secret.strip()
-    found = {whole} if len(whole) >= _SHORTEST else set()
-    if b"-----BEGIN" in whole:
-        keys = whole.split(b"PRIVATE KEY-----")[1::2]
-        lines = [line for key in keys for line in key.splitlines()]
-    else:
-        lines = [part for line in whole.splitlines() for part in (line, line.partition(b"=")[2])]
-    # Headings of a configuration file, as [global], stand in every program that reads such files.
-    told = [line.strip() for line in lines if not re.fullmatch(rb"\s*\[[^\]]*\]\s*", line)]
-    found |= {line for line in told if len(line) >= _SHORTEST and b"-----" not in line}
-    return tuple(sorted(found))
+    found = {whole}
+    blocks = [(label, body.strip()) for label, body in _PEM.findall(whole)]
+    certificates = [body for label, body in blocks if label.endswith(b"CERTIFICATE")]
+    found |= set(certificates) if len(certificates) <= _BUNDLE else set()
+    found |= {line.strip() for label, body in blocks if label.endswith(b"PRIVATE KEY") for line in body.splitlines()}
+    if not blocks:
+        lines = [line.strip() for line in whole.splitlines()]
+        values = {line.partition(b"=")[2].strip() or line for line in lines if not line.startswith((b"#", b";", b"["))}
+        found |= values - _PUBLIC
+    return tuple(sorted(pattern for pattern in found if len(pattern) >= _SHORTEST))
 
 
-def _told(archive: Archive, patterns: Mapping[str, tuple[bytes, ...]]) -> Iterator[Leak]:
-    config = {name: value for name, value in archive.config.items() if name != "history"}
-    # JSON escapes quotes and newlines, so the strings are searched as they are meant.
-    documents = {"config": config, "history": archive.config.get("history"), "manifest": archive.manifest_text}
+def _told(image: Archive, patterns: Mapping[str, tuple[bytes, ...]]) -> Iterator[Leak]:
+    config = {name: value for name, value in image.config.items() if name != "history"}
+    documents = {"config": config, "history": image.config.get("history"), "manifest": json.loads(image.manifest_text)}
     for where, document in documents.items():
-        text = "\0".join(_strings(document)).encode() + json.dumps(document, ensure_ascii=False).encode()
-        yield from (Leak(name, where) for name in sorted(set(_named(text, patterns))))
+        # JSON escapes quotes and newlines, so the strings are searched as they are meant.
+        text = "\0".join(_strings(document)).encode(errors="surrogateescape")
+        yield from (Leak(name, where) for name in sorted(_holding(text, patterns)))
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -147,31 +147,26 @@ def _strings(value: object) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield str(key)
+            yield f"{key}={item}" if isinstance(item, str) else str(key)
             yield from _strings(item)
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
 
 
-def _named(text: bytes, patterns: Mapping[str, tuple[bytes, ...]]) -> Iterator[str]:
-    for name, searched in patterns.items():
-        if any(pattern in text for pattern in searched):
-            yield name
+def _holding(text: bytes, patterns: Mapping[str, tuple[bytes, ...]]) -> set[str]:
+    return {name for name, sought in patterns.items() if any(pattern in text for pattern in sought)}
 
 
-def _searched(content: IO[bytes], patterns: Mapping[str, tuple[bytes, ...]], watched: list[bytes]) -> Iterator[str]:
-    """The names of the secrets in `content`; its first bytes go to `watched`."""
-    overlap = max((len(pattern) for searched in patterns.values() for pattern in searched), default=1) - 1
-    rest = b""
-    while chunk := content.read(_CHUNK_BYTES):
-        if not watched:
-            watched.append(chunk[:16])
-        if not patterns:
-            continue
-        text = rest + chunk
-        yield from _named(text, patterns)
-        rest = text[-overlap:] if overlap else b""
+def _searched(content: IO[bytes], patterns: Mapping[str, tuple[bytes, ...]]) -> tuple[bytes, set[str]]:
+    """The first bytes of `content`, and the names of the secrets in it; one may lie across two chunks."""
+    overlap = max((len(pattern) for sought in patterns.values() for pattern in sought), default=1) - 1
+    head = rest = content.read(_CHUNK_BYTES)
+    found = _holding(rest, patterns)
+    while patterns and (chunk := content.read(_CHUNK_BYTES)):
+        rest = rest[-overlap:] + chunk if overlap else chunk
+        found |= _holding(rest, patterns)
+    return head[:_HEADER_BYTES], found
 
 
 @dataclass
@@ -182,29 +177,24 @@ class _Tree:
     compiled: dict[str, bytes] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
     _new: set[str] = field(default_factory=set)
-    _heads: list[bytes] = field(default_factory=list)
 
     def next_layer(self) -> None:
         """A whiteout deletes what older layers hold, not what its own layer does."""
         self._new = set()
 
-    def watch(self, entry: Entry) -> list[bytes]:
-        """Where to put the first bytes of the entry's content."""
-        self._heads = []
-        return self._heads
-
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, head: bytes) -> None:
         path = PurePosixPath(entry.name)
         if path.name == ".wh..wh..opq":
             self._delete_below(str(path.parent))
         elif path.name.startswith(".wh."):
             gone = str(path.with_name(path.name.removeprefix(".wh.")))
-            self._delete(gone)
+            if gone not in self._new:
+                self._delete(gone)
             self._delete_below(gone)
         else:
-            self._write(entry)
+            self._write(entry, head)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry, head: bytes) -> None:
         self._new.add(entry.name)
         if entry.kind == "folder":
             self._folders.add(entry.name)
@@ -217,7 +207,7 @@ class _Tree:
         if entry.kind == "file" and entry.name.endswith(".py"):
             self.sources[entry.name] = (entry.mtime_s, entry.size_bytes)
         elif entry.kind == "file" and entry.name.endswith(".pyc"):
-            self.compiled[entry.name] = b"".join(self._heads)
+            self.compiled[entry.name] = head
 
     def _delete(self, name: str) -> None:
         self.sources.pop(name, None)
@@ -244,7 +234,7 @@ class _Tree:
         source = self.sources.get(_source_of(name))
         if source is None:
             return "orphaned"
-        if len(head) < 16:
+        if len(head) < _HEADER_BYTES:
             return "stale"
         # Source: PEP 552: magic, flags, then either a hash (flag bit 0) or the source's time and size.
         flags, mtime, size = struct.unpack("<4xIII", head)

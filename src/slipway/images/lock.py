@@ -128,7 +128,9 @@ class ImageLock(Document):
     flag_schema: RelativePath | None = Field(description="the engine's flags, below images/<engine>/")
     cache_folder: AbsolutePath
     results: list[Result] = Field(default_factory=list)
-    sealed: Digest | None = Field(default=None, description="the inputs digest as it was written, so that edits are seen")
+    sealed: Digest | None = Field(
+        default=None, description="the inputs digest as it was written, so that edits are seen"
+    )
 
     @property
     def inputs_digest(self) -> str:

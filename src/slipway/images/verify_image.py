@@ -1,4 +1,4 @@
-"""Whether two images are the same, and where they are not; and whether one image may be shipped at all.
+"""Whether two images are the same, and where they are not, file by file.
 
 The identity is the config digest with its diff ids: the manifest digest also depends on how layers were compressed.
 """
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.errors import CheckFailed
 from slipway.images import layers
 from slipway.images.layers import Entry
 from slipway.images.oci_archive import Archive
@@ -54,10 +53,10 @@ class Comparison:
         """Whether they have the same config digest, and with it the same layers."""
         return self.count == 0
 
-    def lines(self) -> list[str]:
+    def lines(self) -> tuple[str, ...]:
         """One line per difference, and one that counts those not named."""
         rest = self.count - len(self.listed)
-        return [*map(str, self.listed), *([f"and {rest} more"] if rest else [])]
+        return (*map(str, self.listed), *((f"and {rest} more",) if rest else ()))
 
 
 def differences(first: Archive, second: Archive, limit: int = LIMIT) -> Comparison:
@@ -74,27 +73,6 @@ def differences(first: Archive, second: Archive, limit: int = LIMIT) -> Comparis
         if len(listed) < limit:
             listed.append(difference)
     return Comparison(tuple(listed), count)
-
-
-def refuse_different(place: str, comparison: Comparison) -> None:
-    """Nothing when the images are the same.
-
-    Raises: CheckFailed naming the files that differ, a line each.
-    """
-    if not comparison.equal:
-        lines = "".join(f"  {line}\n" for line in comparison.lines())
-        problem = f"a second build differs in {comparison.count} place{'s' if comparison.count > 1 else ''}"
-        raise CheckFailed(
-            place, problem, f"the same inputs must give the same image\n{lines}", "make what differs fixed"
-        )
-
-
-def runs_as_root(config: Mapping[str, Any]) -> bool:
-    """Whether a container of the image with this config runs as root, by name, by number, or for want of a USER."""
-    process = config.get("config")
-    user = process.get("User") if isinstance(process, Mapping) else None
-    name = str(user or "").partition(":")[0].strip()
-    return name in {"", "root"} or (name.isdigit() and int(name) == 0)
 
 
 def _all(first: Archive, second: Archive) -> Iterator[Difference]:

@@ -29,7 +29,7 @@ from slipway.progress import Progress, silent
 _STEP = re.compile(r"(?:\[(?P<stage>\d+)/(?P<stages>\d+)\] )?STEP (?P<index>\d+)/(?P<count>\d+): (?P<text>.*)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class BuildahBuilder:
     """Builds with buildah, without a daemon; RUN is isolated by chroot, which works inside of containers too.
 
@@ -96,7 +96,13 @@ class BuildahBuilder:
 
     def _export(self, request: BuildRequest, image: str, archive: Path) -> None:
         lines: list[str] = []
-        words = ("push", "--quiet", f"--compression-format={request.compression}", image, f"oci-archive:{archive}")
+        words = (
+            "push",
+            "--quiet",
+            f"--compression-format={request.compression}",
+            image,
+            f"oci-archive:{archive}:{request.name}",
+        )
         if process.run((*self._program(), *words), self._environment(), None, lines.append):
             raise failures.explain(request.name, " ".join(lines), (), "")
 

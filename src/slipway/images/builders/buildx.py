@@ -91,6 +91,7 @@ def command(request: BuildRequest, metadata: Path, archive: Path) -> tuple[str, 
     output = {
         "type": "docker",
         "dest": str(archive),
+        "name": request.name,
         "oci-mediatypes": "true",
         "rewrite-timestamp": "true",
         "compression": request.compression,

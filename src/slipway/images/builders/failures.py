@@ -65,6 +65,12 @@ _KINDS: tuple[tuple[str, Made], ...] = (
         ),
     ),
     (
+        r"failed to calculate checksum of ref|no such file or directory$",
+        lambda place, said: UsageError(
+            place, f"a file is not in the context ({said})", "the context holds what image.yaml lists", "list it there"
+        ),
+    ),
+    (
         r"unauthorized|authorization failed|access denied|no basic auth|403 forbidden|401 ",
         lambda place, said: AuthFailure(place, f"a registry refused ({said})", "", "log in with `docker login`"),
     ),
@@ -85,7 +91,7 @@ _KINDS: tuple[tuple[str, Made], ...] = (
     ),
 )
 
-_RUN_FAILED = re.compile(r"did not complete successfully: exit code: (\d+)|while running runtime: exit status (\d+)")
+_RUN_FAILED = re.compile(r'did not complete successfully: exit code: (\d+)|building at STEP "RUN .*exit status (\d+)$')
 
 
 def explain(place: str, said: str, output: Sequence[str], dockerfile: str) -> SlipwayError:
