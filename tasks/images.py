@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke import Context, task
@@ -58,7 +59,8 @@ def lock_image(
         "engine": ENGINE,
         "variant": VARIANT,
         "dry-run": "show the resolved build instead, without any network",
-        "push": "also send it to a registry, as registry/name:tag",
+        "push": "also send it to a registry, as registry/name:tag, with SBOM and provenance",
+        "sign": "with --push: sign it with this cosign key file (its password in COSIGN_PASSWORD)",
         "no-cache": "run every step again",
         "builder": BUILDER,
         "secret": PASSED,
@@ -73,6 +75,7 @@ def build_image(
     variant: str = "default",
     dry_run: bool = False,
     push: str | None = None,
+    sign: str | None = None,
     no_cache: bool = False,
     builder: str = "docker",
     secret: list[str] | None = None,
@@ -81,10 +84,16 @@ def build_image(
 ) -> None:
     """Build exactly what the lock says, look into the image, and hold it against the lock."""
     from slipway import cli
+    from slipway.errors import UsageError
     from slipway.images import actions
 
     with cli.command(json) as output:
-        options = actions.Options(builder, no_cache, push, tuple(secret or ()), oldest_docker)
+        if sign and not push:
+            raise UsageError(
+                "--sign", "needs --push", "a signature is kept beside the image in its registry", "add --push REF"
+            )
+        key = Path(sign) if sign else None
+        options = actions.Options(builder, no_cache, push, key, tuple(secret or ()), oldest_docker)
         place = _place(engine, variant)
         if dry_run:
             output.result(*actions.show_build(place, options))
@@ -97,6 +106,8 @@ def build_image(
     help={
         "engine": ENGINE,
         "variant": VARIANT,
+        "pushed": "do not build: prove that this image of a registry is the lock's, with its papers",
+        "key": "with --pushed: also check its signature with this public key file",
         "drift": "do not build: show what a fresh lock would change; exit 3 when anything moved",
         "builder": BUILDER,
         "secret": PASSED,
@@ -109,6 +120,8 @@ def verify_image(
     _: Context,
     engine: str,
     variant: str = "default",
+    pushed: str | None = None,
+    key: str | None = None,
     drift: bool = False,
     builder: str = "docker",
     secret: list[str] | None = None,
@@ -125,14 +138,19 @@ def verify_image(
         if drift:
             output.result(*actions.lock_image(place, options, output.progress, check=True))
             return
+        if pushed:
+            output.result(*actions.check_pushed(place, pushed, Path(key) if key else None))
+            return
         output.result(*actions.verify_image(place, options, output.progress))
 
 
 @task(
     name="mirror-image",
     help={
-        "to": "where the image is to be: registry/name:tag, or layout:FOLDER for a disk that is carried over",
-        "from": "what to copy: a registry's image or layout:FOLDER (default: what build-image made)",
+        "to": "where the image is to be: registry/name:tag, or layout:FOLDER or archive:FILE on a disk that is carried over",
+        "from": "what to copy: a registry's image, layout:FOLDER or archive:FILE",
+        "platform": "only this platform of an index, as linux/amd64",
+        "replace": "let a tag at the destination move",
         "engine": ENGINE,
         "variant": VARIANT,
         "json": JSON,
@@ -144,18 +162,21 @@ def mirror_image(
     from_: str | None = None,
     engine: str = "",
     variant: str = "default",
+    platform: str | None = None,
+    replace: bool = False,
     json: bool = False,
 ) -> None:
     """Copy an image with its signature, SBOM and provenance; digests stay, and what is there is not sent again."""
     from slipway import cli
     from slipway.errors import UsageError
-    from slipway.images import actions
+    from slipway.images import actions, mirror
 
     with cli.command(json) as output:
         if bool(from_) == bool(engine):
             raise UsageError("mirror-image", "must be told what to copy", "", "give one of --engine and --from")
         place = _place(engine or "reference", variant)
-        output.result(*actions.mirror_image(place, actions.Options(), output.progress, to=to, source=from_))
+        way = mirror.Options(platform=platform, replace=replace)
+        output.result(*actions.mirror_image(place, way, output.progress, to=to, source=from_))
 
 
 def _place(engine: str, variant: str) -> Place:

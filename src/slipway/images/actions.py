@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import MissingFile, UsageError
-from slipway.images import building, inputs, lock, locking, mirror
+from slipway.images import building, inputs, lock, locking, mirror, papers
 from slipway.images.builders import Builder, compression_for
 from slipway.images.builders.buildah import BuildahBuilder
 from slipway.images.builders.buildx import BuildxBuilder
@@ -40,6 +40,7 @@ class Options:
     builder: str = "docker"
     no_cache: bool = False
     push: str | None = None
+    sign: Path | None = None
     secrets: tuple[str, ...] = ()
     oldest_docker: str | None = None
 
@@ -96,14 +97,40 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
         "pushed": None,
     }
     text = _built_text(place, built)
+    made = lock.read_any(place.lock)
+    document["sbom"] = str(papers.write_sbom(place, made))
+    text += f"  SBOM             {document['sbom']}\n"
     if options.push:
-        with registry_from() as registry:
-            sent = mirror.run(f"archive:{built.archive}", options.push, registry, progress=progress)
-        document["pushed"] = {"to": options.push, "digest": sent.digest}
+        sent, said = _pushed(place, made, built, options, progress)
+        document["pushed"] = {"to": options.push, "digest": sent.digest, **said.__dict__}
         text += (
             f"pushed {options.push}, digest {sent.digest} ({sent.copied} blobs sent, {sent.skipped} there already)\n"
         )
+        text += (
+            f"  attached         SBOM {said.sbom}, provenance {said.provenance}{'; signed' if said.signed else ''}\n"
+        )
     return document, text
+
+
+def _pushed(
+    place: Place, made: ImageLock, built: building.Built, options: Options, progress: Progress
+) -> tuple[mirror.Mirrored, papers.Said]:
+    """The image in the registry, with what is said about it."""
+    assert options.push
+    # What the lock recorded, so that the papers are the same whichever machine pushes.
+    result = made.result(built.result.builder) or built.result
+    with registry_from() as registry:
+        sent = mirror.run(f"archive:{built.archive}", options.push, registry, mirror.Options(replace=True), progress)
+        pinned = parse(options.push).at(digest=sent.digest)
+        return sent, papers.say(place, made, result, pinned, registry, options.sign)
+
+
+def check_pushed(place: Place, ref: str, key: Path | None) -> Answer:
+    """What was proved about the image at `ref`. Raises: as `papers.check_pushed`."""
+    made = lock.read(place.images, place.engine, place.variant, place.spec())
+    with registry_from() as registry:
+        said = papers.check_pushed(place, made, ref, registry, key)
+    return {"image": ref, "proved": list(said)}, "".join(f"{line}\n" for line in said)
 
 
 def show_build(place: Place, options: Options) -> Answer:
@@ -136,14 +163,16 @@ def verify_image(place: Place, options: Options, progress: Progress) -> Answer:
     )
 
 
-def mirror_image(place: Place, options: Options, progress: Progress, *, to: str, source: str | None = None) -> Answer:
-    """The built image, or `source`, copied to a registry or an OCI layout. Raises: as `mirror.run`."""
+def mirror_image(
+    place: Place, way: mirror.Options, progress: Progress, *, to: str, source: str | None = None
+) -> Answer:
+    """The built image, or `source`, copied to a registry, a layout or an archive. Raises: as `mirror.run`."""
     start = source or f"archive:{place.archive}"
     if not source and not place.archive.exists():
         why = "the image has not been built here"
         raise MissingFile(place.archive, "no such image", why, f"run invoke build-image {place.flags}, or give --from")
     with registry_from() as registry:
-        sent = mirror.run(start, to, registry, progress=progress)
+        sent = mirror.run(start, to, registry, way, progress)
     document = {**sent.__dict__, "from": start, "to": to, "attached": list(sent.attached)}
     return document, (
         f"{to}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
