@@ -71,7 +71,15 @@ class Pair:
     """A single engine, and a prefill and a decode server behind a router."""
 
     def __init__(self, folder, ports, *, timeout_s=20, single=True):
-        common = (folder, "--served-model-name", "laguna", "--dress", "sglang", "--enable-cache-report", "--enable-metrics")
+        common = (
+            folder,
+            "--served-model-name",
+            "laguna",
+            "--dress",
+            "sglang",
+            "--enable-cache-report",
+            "--enable-metrics",
+        )
         half = (*common, "--disaggregation-timeout-s", timeout_s, "--disaggregation-mode")
         self.bootstrap = ports()
         self.prefill = Server("engine", ports(), *half, "prefill", "--disaggregation-bootstrap-port", self.bootstrap)

@@ -113,7 +113,7 @@ def test_all_of_a_stack_is_found_and_nothing_of_another(account: Any, reached: A
 def test_orphans_have_their_hourly_price_and_go_in_an_order_that_aws_accepts(account: Any, reached: Account) -> None:
     furnish(account)
     others = len(reached.tagged("other"))
-    found, things = leftovers.find("m1-pd", reached, frozenset(), PRICES)
+    found, things = leftovers.find("m1-pd", reached, frozenset(), None, PRICES)
     host = next(one for one in found.orphans if one.name == "gpu-1")
     assert host.hourly == 113.9328
     assert found.known_hourly == 113.9328
@@ -128,7 +128,7 @@ def test_orphans_have_their_hourly_price_and_go_in_an_order_that_aws_accepts(acc
 def test_what_the_state_knows_is_no_orphan(account: Any, reached: Account) -> None:
     furnish(account)
     known = frozenset((one.type, one.id) for one in reached.tagged("m1-pd"))
-    found, _ = leftovers.find("m1-pd", reached, known, PRICES)
+    found, _ = leftovers.find("m1-pd", reached, known, None, PRICES)
     assert found.orphans == ()
     assert found.text() == "m1-pd: everything that carries its tag is in its state\n"
 
@@ -136,7 +136,7 @@ def test_what_the_state_knows_is_no_orphan(account: Any, reached: Account) -> No
 def test_a_mirror_with_objects_stays_and_is_named(account: Any, reached: Account) -> None:
     furnish(account)
     account.client("s3").put_object(Bucket="models-m1-pd", Key="shard", Body=b"x")
-    _, things = leftovers.find("m1-pd", reached, frozenset(), PRICES)
+    _, things = leftovers.find("m1-pd", reached, frozenset(), None, PRICES)
     with pytest.raises(CheckFailed, match="still has objects"):
         leftovers.remove(things, reached, silent)
     assert [one.kind for one in reached.tagged("m1-pd")] == ["Bucket"]

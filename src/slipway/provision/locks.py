@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -77,6 +79,32 @@ def refuse_living(stack: str, holders: Iterable[Holder]) -> tuple[Holder, ...]:
             raise CheckFailed(f"stack {stack}", f"a run on another host holds its lock ({holder})", why, remedy)
         dead.append(holder)
     return tuple(dead)
+
+
+@contextmanager
+def alone(folder: Path, stack: str) -> Iterator[None]:
+    """One command of this checkout on `stack` at a time, for as long as the block runs; the kernel frees the lock of one that dies.
+
+    Pulumi locks a stack only while an operation runs; what is looked up between two of them must not be another command's.
+
+    Raises: CheckFailed, DiskFailure.
+    """
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise from_os_error(error, path, "locking the stack") from error
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        why = "two runs at a time would make hosts twice"
+        raise CheckFailed(f"stack {stack}", "another command is at work on it", why, "wait for it to end") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def release(holder: Holder) -> None:
