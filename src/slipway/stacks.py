@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from slipway.inventory import Inventory
 from slipway.progress import Progress
 
 OWNER_DIGITS = 12
+
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
+"""What a stack may be called: what an inventory takes (Word), and Pulumi too."""
 
 
 class StackFile(Document):
@@ -112,6 +116,9 @@ def choose(checkout: Checkout, stack: str | None) -> str:
                 raise UsageError(
                     source, f"no such stack (got {name})", why, "add stacks/Pulumi.<stack>.yaml or choose one"
                 )
+            if not NAME.fullmatch(name):
+                why = "its name goes into process and container names; lower-case letters, digits, dots and dashes are allowed"
+                raise UsageError(source, f"no usable name (got {name})", why, "rename the stack's file")
             return name
     saved = [name for name in known if _inventory_file(checkout, name)]
     if len(saved) == 1:

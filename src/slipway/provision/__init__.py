@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipway import stacks, steps
-from slipway.cloud import hosts
+from slipway import preview, stacks, steps
+from slipway.cloud import hosts, settings
 from slipway.errors import UsageError
 from slipway.host_setup import remote
 from slipway.progress import Progress
@@ -57,8 +57,14 @@ class Provisioned:
 def up(checkout: Checkout, stack: str, *, confirm: Confirm | None, progress: Progress) -> Provisioned:
     """The stack's resources as its file says, and its inventory saved; `confirm` None means that the user said yes beforehand.
 
-    Raises: MissingFile without the CLI, UsageError, AuthFailure, NetworkFailure, CheckFailed in the words of `failures`.
+    Raises: PlanRefused when recipe and hosts do not belong together, MissingFile without the CLI; UsageError, AuthFailure,
+        NetworkFailure, CheckFailed in the words of `failures`.
     """
+    # The program says the same, but a minute later and through two other programs.
+    config = stacks.config(checkout, stack)
+    preview.refuse_wrong_combination(checkout, stack, config)
+    there_already = [] if config.aws else stacks.hosts(checkout, stack, config).nodes
+    settings.refuse_placeholders(config, there_already, stack)
     return _Run(checkout, stack, confirm, progress).up()
 
 
@@ -114,11 +120,15 @@ class _Run:
         self._orphans: Orphans | None = None
 
     def up(self) -> Provisioned:
-        todo = [*self._opening(), Step("resources", {}, lambda: self._operate("up")), *self._closing()]
+        first = [] if self._config.aws or self._config.hosts else [Step("hosts", {}, self._reach_hosts)]
+        todo = [
+            *first,
+            *self._opening(),
+            Step("resources", {}, lambda: self._operate("up")),
+            *self._closing(),
+        ]
         if not self._config.hosts:
             todo.append(Step("inventory", {}, self._write_inventory))
-        if not (self._config.aws or self._config.hosts):
-            todo.append(Step("hosts", {}, self._reach_hosts))
         return self._done(todo)
 
     def down(self) -> Provisioned:
@@ -176,6 +186,7 @@ class _Run:
         return [Step("orphans", {}, self._look_for_orphans)] if self._config.aws else []
 
     def _open_state(self) -> Done:
+        backends.refuse_full_disk(self._backend)
         self._released = interrupted.release(self._backend, self._stack, self._progress)
         self._cli.text("stack", "select", "--create", "--stack", self._stack)
         backends.remember(self._checkout.state, self._stack, self._backend)

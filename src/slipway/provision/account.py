@@ -106,7 +106,7 @@ class Account:
         except (BotoCoreError, ResponseParserError) as error:
             remedy = "check the network and AWS_ENDPOINT_URL, then run the same command again"
             raise NetworkFailure(
-                "AWS", f"did not answer ({error})", "nothing was changed by this call", remedy
+                "AWS", f"did not answer ({' '.join(str(error).split())})", "nothing was changed by this call", remedy
             ) from error
 
     @staticmethod

@@ -125,12 +125,12 @@ def release(holder: Holder) -> None:
 def _read(file: Path) -> Holder | None:
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
+        return Holder(str(said["username"]), str(said["hostname"]), int(said["pid"]), str(said["timestamp"]), file)
     except FileNotFoundError:
         return None  # released while we looked
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         # A lock torn by a power cut names nobody; its owner cannot be alive, because Pulumi writes and renames.
         return Holder("unknown", socket.gethostname(), 2**22 + 1, "unknown", file)
-    return Holder(said["username"], said["hostname"], int(said["pid"]), said["timestamp"], file)
 
 
 def _is_younger(holder: Holder) -> bool:
