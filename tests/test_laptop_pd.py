@@ -25,29 +25,24 @@ def checkout(tmp_path: Any, copy_checkout: Any, free_port: Any) -> Any:
     fetched = made.run("fetch-models", "--stack", "laptop-pd")
     assert fetched.returncode == 0, fetched.stderr
     yield made
-    made.run("stop", "--stack", "laptop-pd")
+    if (made.root / ".slipway/run/laptop-pd/plan.json").exists():
+        made.run("stop", "--stack", "laptop-pd")
 
 
 def test_the_pair_is_launched_proved_watched_and_stopped(checkout: Any) -> None:
-    plan = json.loads(checkout.run("plan", "--stack", "laptop-pd", "--json").stdout)
-    assert [process["role"] for process in plan["processes"]] == ["prefill", "decode", "router"]
     launched = checkout.run("launch", "--stack", "laptop-pd")
     assert launched.returncode == 0, launched.stderr
     assert "started laptop-pd-prefill, laptop-pd-decode, laptop-pd-router; generated" in launched.stdout
     assert checkout.run("verify", "--stack", "laptop-pd").returncode == 0
     decode = (checkout.root / ".slipway/run/laptop-pd/logs/laptop-pd-decode.log").read_text()
     assert "KV of " in decode and "from http://127.0.0.1:" in decode
-    status = json.loads(checkout.run("status", "--stack", "laptop-pd", "--json").stdout)
-    assert {process["name"]: process["state"] for process in status["processes"]} == {
-        "laptop-pd-prefill": "running",
-        "laptop-pd-decode": "running",
-        "laptop-pd-router": "running",
-    }
     # A router in front of a dead decode server is alive, and serves nothing.
-    pid = next(process["pid"] for process in status["processes"] if process["name"].endswith("decode"))
+    record = checkout.root / ".slipway/run/laptop-pd/processes/laptop-pd-decode.json"
+    pid = json.loads(record.read_text())["pid"]
     os.killpg(pid, signal.SIGKILL)
     dead = checkout.run("status", "--stack", "laptop-pd")
     assert dead.returncode == 1
+    assert "laptop-pd-router: running" in dead.stdout
     assert "laptop-pd-decode: exited" in dead.stdout
     assert "not serving" in dead.stdout
     stopped = checkout.run("stop", "--stack", "laptop-pd")

@@ -48,26 +48,24 @@ def test_the_life_of_a_stack_from_interrupted_runs_to_an_empty_account(
     """One stack, because each run of the engine takes seconds; benchmarks/interrupted.py kills at 30 moments more."""
     for name, value in project.env.items():
         monkeypatch.setenv(name, value)
-    _interrupt(project)
     _kill(project, "up", "4:after")
     _find_no_capacity(project)
-    made = project.invoke("up", "--stack", "m1-pd", "--yes", "--json")
-    assert made.returncode == 0, made.stderr
+    _make_the_rest_by_plain_pulumi(project)
     assert account.kinds() == WANTED
-    assert json.loads(made.stdout)["orphans"]["orphans"] == []
     assert oct((project.root / ".slipway" / "pulumi" / "passphrase").stat().st_mode & 0o777) == "0o600"
     _assert_network_cards(account.client("ec2"))
-    _find_nothing_to_do_by_plain_pulumi(project, account)
     _replace_and_mend(project, account)
+    _interrupt(project, "down")
     _kill(project, "down", "5:before")
     gone = project.invoke("down", "--stack", "m1-pd", "--yes")
     assert gone.returncode == 0, gone.stderr
     assert account.things() == set()
 
 
-def _interrupt(project: Any) -> None:
-    """Ctrl-C in the middle of `up`: it stops in good order and leaves no lock."""
-    words = [sys.executable, "-m", "invoke", "--search-root", str(project.root), "up", "--stack", "m1-pd", "--yes"]
+def _interrupt(project: Any, command: str) -> None:
+    """Ctrl-C in the middle of `command`: it stops in good order and leaves no lock."""
+    project.calls.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "invoke", "--search-root", str(project.root), command, "--stack", "m1-pd", "--yes"]
     process = subprocess.Popen(words, cwd=project.root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     pause = threading.Event()
     while process.poll() is None and project.provider_calls() < 3:
@@ -99,14 +97,12 @@ def _find_no_capacity(project: Any) -> None:
     assert "api error InsufficientInstanceCapacity" in said
 
 
-def _find_nothing_to_do_by_plain_pulumi(project: Any, account: Any) -> None:
-    """Plain `pulumi up` agrees with ours, and with the policy pack, whose rules about whole stacks know all ids now."""
-    before = account.things()
-    words = ("--yes", "--skip-preview", "--expect-no-changes", "--refresh", "--policy-pack", "infra/policy")
-    plain = project.pulumi("up", "--stack", "m1-pd", *words)
+def _make_the_rest_by_plain_pulumi(project: Any) -> None:
+    """Plain `pulumi up` goes on with our state, and holds everything against the policy pack."""
+    plain = project.pulumi("up", "--stack", "m1-pd", "--yes", "--skip-preview", "--policy-pack", "infra/policy")
     assert plain.returncode == 0, plain.stdout + plain.stderr
     assert "slipway@v0.1.0 (local: infra/policy)" in plain.stdout
-    assert account.things() == before
+    assert " created" in plain.stdout  # the hosts, and whatever had not begun when AWS refused them
 
 
 def _replace_and_mend(project: Any, account: Any) -> None:
@@ -119,15 +115,11 @@ def _replace_and_mend(project: Any, account: Any) -> None:
     checkout, before, asked = Checkout(project.root), account.things(), []
     with pytest.raises(UsageError, match="not confirmed"):
         provision.up(checkout, "m1-pd", confirm=lambda question: bool(asked.append(question)), progress=silent)
-    assert "  update gpu (aws:ec2/launchTemplate:LaunchTemplate)\n" in asked[0]
-    assert (
-        sum(
-            f"  {what} gpu-{n} (aws:ec2/instance:Instance)\n" in asked[0]
-            for n in (1, 2)
-            for what in ("create", "replace")
-        )
-        == 2
-    )
+    # Nothing else is to change: the run before this one left the stack as its file says.
+    lines = sorted(asked[0].splitlines())
+    assert lines[0].startswith("  create gpu-")
+    assert lines[1].startswith("  replace gpu-")
+    assert lines[2:] == ["  update gpu (aws:ec2/launchTemplate:LaunchTemplate)", "up stack m1-pd?"]
     assert account.things() == before
 
     mended = project.invoke("up", "--stack", "m1-pd", "--yes", "--json")

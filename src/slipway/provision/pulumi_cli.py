@@ -123,7 +123,7 @@ class Outcome:
         before = event.get("resourcePreEvent", {}).get("metadata")
         after = event.get("resOutputsEvent", {}).get("metadata")
         said = event.get("diagnosticEvent")
-        if before and before["op"] not in QUIET:
+        if before and before["op"] not in QUIET | PARTS_OF_REPLACE:
             self.planned.append((before["op"], before["type"], name_of(before["urn"])))
         if after and after["op"] not in QUIET:
             progress.note(f"  {DONE.get(after['op'], after['op'])} {name_of(after['urn'])} ({after['type']})")
@@ -148,6 +148,9 @@ class Outcome:
 
 QUIET = {"same", "read", "read-discard", "read-replacement", "refresh", "discard"}
 """Steps that change nothing."""
+
+PARTS_OF_REPLACE = {"create-replacement", "delete-replaced"}
+"""Steps that are announced by a `replace` of the same resource."""
 
 DONE = {
     "create": "created",
