@@ -236,7 +236,7 @@ class TestOutputs:
             hosts.from_outputs("m1", {"inventory": {"schema": "slipway/inventory/v1", "name": "m1"}})
 
 
-TAGS = policies.tags("m1", "x")
+TAGS = policies.Tags("m1")("x")
 LT, SG, BUCKET = (
     "aws:ec2/launchTemplate:LaunchTemplate",
     "aws:ec2/securityGroup:SecurityGroup",
@@ -289,7 +289,7 @@ class TestPolicies:
         assert set(broken(kind, inputs)) == {policy}
 
     def test_a_resource_without_its_tags_is_caught(self) -> None:
-        for tags in (None, {}, {policies.STACK_TAG: "m1"}, policies.tags("m1", "another")):
+        for tags in (None, {}, {policies.STACK_TAG: "m1"}, policies.Tags("m1")("another")):
             assert broken("aws:ec2/vpc:Vpc", {"tags": tags} if tags is not None else {}, tags=None) == ["tagged"]
         assert broken("aws:ec2/vpc:Vpc", {}) == []
 
