@@ -65,6 +65,7 @@ def lock_image(
         "builder": BUILDER,
         "secret": PASSED,
         "oldest-docker": "version of the oldest node's Docker; below 23 layers are gzip instead of zstd",
+        "compression": "zstd, gzip or uncompressed; the last is quick, for an image that stays on this machine",
         "json": JSON,
     },
     iterable=["secret"],
@@ -80,6 +81,7 @@ def build_image(
     builder: str = "docker",
     secret: list[str] | None = None,
     oldest_docker: str | None = None,
+    compression: str | None = None,
     json: bool = False,
 ) -> None:
     """Build exactly what the lock says, look into the image, and hold it against the lock."""
@@ -93,7 +95,7 @@ def build_image(
                 "--sign", "needs --push", "a signature is kept beside the image in its registry", "add --push REF"
             )
         key = Path(sign) if sign else None
-        options = actions.Options(builder, no_cache, push, key, tuple(secret or ()), oldest_docker)
+        options = actions.Options(builder, no_cache, push, key, tuple(secret or ()), oldest_docker, compression)
         place = _place(engine, variant)
         if dry_run:
             output.result(*actions.show_build(place, options))
@@ -111,7 +113,7 @@ def build_image(
         "drift": "do not build: show what a fresh lock would change; exit 3 when anything moved",
         "builder": BUILDER,
         "secret": PASSED,
-        "oldest-docker": "as build-image was told",
+        "compression": "as build-image was told; it does not change the config digest",
         "json": JSON,
     },
     iterable=["secret"],
@@ -125,7 +127,7 @@ def verify_image(
     drift: bool = False,
     builder: str = "docker",
     secret: list[str] | None = None,
-    oldest_docker: str | None = None,
+    compression: str | None = None,
     json: bool = False,
 ) -> None:
     """Build again without any cache and prove that it is the same image; name the files that differ when it is not."""
@@ -133,7 +135,7 @@ def verify_image(
     from slipway.images import actions
 
     with cli.command(json) as output:
-        options = actions.Options(builder, secrets=tuple(secret or ()), oldest_docker=oldest_docker)
+        options = actions.Options(builder, secrets=tuple(secret or ()), compression=compression)
         place = _place(engine, variant)
         if drift:
             output.result(*actions.lock_image(place, options, output.progress, check=True))

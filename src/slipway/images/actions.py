@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from slipway.errors import MissingFile, UsageError
 from slipway.images import building, inputs, lock, locking, mirror, papers
-from slipway.images.builders import Builder, compression_for
+from slipway.images.builders import Builder, Compression, compression_for
 from slipway.images.builders.buildah import BuildahBuilder
 from slipway.images.builders.buildx import BuildxBuilder
 from slipway.images.image_name import is_loopback, parse, parse_mirrors
@@ -35,7 +35,7 @@ Answer = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Options:
-    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression."""
+    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression unless that is given."""
 
     builder: str = "docker"
     no_cache: bool = False
@@ -43,6 +43,7 @@ class Options:
     sign: Path | None = None
     secrets: tuple[str, ...] = ()
     oldest_docker: str | None = None
+    compression: str | None = None
 
 
 def lock_image(
@@ -218,7 +219,20 @@ def settings_from(environ: Mapping[str, str], options: Options) -> Settings:
         secrets=secrets,
         mirrors=parse_mirrors(environ.get(MIRRORS, "")),
         network=environ.get(NETWORK, "default"),
-        compression=compression_for(options.oldest_docker),
+        compression=_compression(options),
+    )
+
+
+def _compression(options: Options) -> Compression:
+    """What was asked for, or what every node reads. Raises: UsageError."""
+    if options.compression is None:
+        return compression_for(options.oldest_docker)
+    for known in get_args(Compression):
+        if options.compression == known:
+            return cast("Compression", known)
+    known_ones = ", ".join(get_args(Compression))
+    raise UsageError(
+        "--compression", f"is not known (got {options.compression!a})", f"known: {known_ones}", "choose one"
     )
 
 
