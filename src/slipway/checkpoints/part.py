@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 << 20
 """What is fetched again when one bit is wrong, and at most lost when a fetch is killed."""
 
-BUFFER_BYTES = 2 << 20
-"""Written at a time: large enough for O_DIRECT to reach the disk's speed, small enough to stay in a core's cache."""
+BUFFER_BYTES = 1 << 20
+"""Received, hashed and written at a time: large enough that a call costs nothing, small enough to stay in a core's cache."""
+
+DIRECT_BUFFER_BYTES = 2 << 20
+"""Written at a time past the page cache: nothing is copied then, and the disk likes it large."""
 
 PART, JOURNAL = ".part", ".journal"
 _BLOCK_BYTES = 4096
@@ -67,7 +70,8 @@ class Part:
         self._io = io
         self._advance = advance
         self._direct = io.direct and file.size_bytes >= _BLOCK_BYTES
-        size = -(-min(BUFFER_BYTES, io.chunk_bytes, max(file.size_bytes, 1)) // _BLOCK_BYTES) * _BLOCK_BYTES
+        longest = DIRECT_BUFFER_BYTES if self._direct else BUFFER_BYTES
+        size = -(-min(longest, io.chunk_bytes, max(file.size_bytes, 1)) // _BLOCK_BYTES) * _BLOCK_BYTES
         # A map of its own begins on a page, as O_DIRECT demands.
         self._buffer = memoryview(mmap.mmap(-1, size))
         self._filled = self._told = self.received_bytes = 0

@@ -16,7 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, getproxies
+from urllib.request import AbstractHTTPHandler, HTTPHandler, OpenerDirector, ProxyHandler, Request, getproxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAX_REDIRECTS = 5
 _AGENT = "slipway-fetch"
 
-_GATHER_BYTES = 1 << 18
+_GATHER_BYTES = 1 << 20
 """Handed on at a time: enough that Python costs little per byte, and still in the core's cache when it is hashed."""
 
 _GATHER_S = 0.25
@@ -196,14 +196,21 @@ class _Http(HTTPHandler):
         return self.do_open(_kept(HTTPConnection, self._keep), req)
 
 
-class _Https(HTTPSHandler):
+class _Https(AbstractHTTPHandler):
+    # Not HTTPSHandler: newer ones load the certificates when they are made.
+    https_request = AbstractHTTPHandler.do_request_
+
     def __init__(self, keep: Any) -> None:
-        # The default context reads SSL_CERT_FILE and SSL_CERT_DIR.
-        self._tls = ssl.create_default_context()
-        super().__init__(context=self._tls)
+        super().__init__()
         self._keep = keep
+        self._lock = threading.Lock()
+        self._tls: ssl.SSLContext | None = None
 
     def https_open(self, req: Request) -> HTTPResponse:
+        with self._lock:
+            if self._tls is None:
+                # It reads SSL_CERT_FILE and SSL_CERT_DIR, or hundreds of certificates: not before one is needed.
+                self._tls = ssl.create_default_context()
         return self.do_open(_kept(HTTPSConnection, self._keep), req, context=self._tls)
 
 
