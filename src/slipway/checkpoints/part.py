@@ -133,6 +133,18 @@ class Part:
         self._tell()
         return False
 
+    def proved(self) -> bool:
+        """Whether all bytes are in the file already, put there by someone else, and right; if not, they are forgotten."""
+        while self.received_bytes < self._file.size_bytes:
+            if not self._copy(self._path, self._chunk_end(), write=False):
+                break
+            if self.received_bytes < self._file.size_bytes:
+                self._record(write=False)
+        if self.received_bytes == self._file.size_bytes and self.digest == digest_of(self._file):
+            return True
+        self.restart()
+        return False
+
     def missing_until(self, donors: Sequence[Donor]) -> int | None:
         """Where the next chunk begins that one of `donors` may have, after the one that is missing; None when there is none."""
         later = [end for donor in donors for end in donor.digests if self._chunk_end() < end <= self._file.size_bytes]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slipway.checkpoints.pins import digest_of
 from slipway.checkpoints.transport import Answer, Failed, Refused, Transport
@@ -15,6 +15,7 @@ from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from slipway.checkpoints.part import Donor, Part
     from slipway.checkpoints.pins import PinnedFile
@@ -39,6 +40,22 @@ class Patience:
     wait: Callable[[float], Any] | None = None
 
 
+class Carrier(Protocol):
+    """Another way by which whole files come. What it brings is hashed before it counts; what it fails to bring comes by HTTP."""
+
+    def carries(self, file: PinnedFile) -> bool:
+        """Whether it knows `file`."""
+
+    def bring(self, file: PinnedFile, path: Path, advance: Callable[[int], None], stall_s: float) -> None:
+        """Nothing; `path` then holds what is said to be `file`. `advance` is told the bytes as they come.
+
+        Raises: Failed; also when nothing came for `stall_s` seconds.
+        """
+
+    def cancel(self) -> None:
+        """Make every running `bring` end soon."""
+
+
 class Cancelled(Exception):
     """Another file failed for good, or the user interrupted."""
 
@@ -58,6 +75,14 @@ class Transfer:
         """Make every running `receive` end soon."""
         self._cancelled.set()
         self._transport.cut()
+
+    def refuse_cancelled(self) -> None:
+        """Nothing.
+
+        Raises: Cancelled after `cancel`.
+        """
+        if self._cancelled.is_set():
+            raise Cancelled
 
     def receive(self, file: PinnedFile, part: Part, donors: Sequence[Donor] = ()) -> None:
         """Nothing; `part` then holds the locked bytes, on disk (fsync) and read-only.
@@ -103,8 +128,7 @@ class Transfer:
     def _once(self, file: PinnedFile, part: Part, donors: Sequence[Donor], url: str) -> str:
         """One try; goes on where the last one ended."""
         while part.received_bytes < file.size_bytes:
-            if self._cancelled.is_set():
-                raise Cancelled
+            self.refuse_cancelled()
             if donors and part.at_chunk and any(part.offer(donor) for donor in donors):
                 continue
             problem = self._request(file, part, url, part.missing_until(donors))
@@ -140,8 +164,7 @@ class Transfer:
         since_s, since_bytes = time.monotonic(), part.received_bytes
         while part.received_bytes < size_bytes:
             count = answer.read_into(part.room)
-            if self._cancelled.is_set():
-                raise Cancelled
+            self.refuse_cancelled()
             if not count:
                 return
             part.took(count)
@@ -162,8 +185,7 @@ class Transfer:
 
         Raises: what the failure means to the user, when there is no next try; Cancelled.
         """
-        if self._cancelled.is_set():
-            raise Cancelled
+        self.refuse_cancelled()
         patience = self._patience
         asked_s = failure.retry_after_s if isinstance(failure, Refused) else None
         if self._is_final(failure, failures):
@@ -171,8 +193,7 @@ class Transfer:
         backoff_s = min(patience.max_wait_s, patience.base_wait_s * 2 ** (failures - 1)) * random.uniform(0.5, 1)  # noqa: S311
         wait = self._cancelled.wait if patience.wait is None else patience.wait
         wait(max(asked_s or 0, backoff_s))
-        if self._cancelled.is_set():
-            raise Cancelled
+        self.refuse_cancelled()
 
 
 def _mismatch(url: str, file: PinnedFile, first: str, second: str) -> IntegrityMismatch:

@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import AbstractHTTPHandler, HTTPHandler, OpenerDirector, ProxyHandler, Request, getproxies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from slipway.checkpoints.hub import Hub
 
@@ -130,6 +131,7 @@ class Transport:
         self._stall_s = stall_s
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._asking = threading.local()
         self._is_cut = False
         self._opener = OpenerDirector()
         for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
@@ -173,14 +175,42 @@ class Transport:
         if self._hub.token and _origin(url) == _origin(self._hub.endpoint):
             request.add_unredirected_header("Authorization", f"Bearer {self._hub.token}")
         try:
-            response = self._opener.open(request, timeout=self._stall_s)
+            with self._deadline() as late:
+                response = self._opener.open(request, timeout=self._stall_s)
         except (OSError, HTTPException, ValueError) as error:
+            if late.is_set():
+                raise _late() from error
             raise _failed(error) from error
+        if late.is_set():
+            response.close()  # headers that were cut short read as if they had ended
+            raise _late()
         if not isinstance(response, HTTPResponse):
             raise Failed(f"no way to ask {_shown(url)}", again=False)
         return response
 
+    @contextmanager
+    def _deadline(self) -> Iterator[threading.Event]:
+        """Set when the block took longer than `stall_s`; its connection is then ended. A socket's own limit bounds one read
+        only, and a server may drip headers for ever."""
+        late = threading.Event()
+        self._asking.connection = None
+        asking = self._asking.__dict__
+
+        def end() -> None:
+            late.set()
+            if asking["connection"] is not None:
+                _end(asking["connection"])
+
+        timer = threading.Timer(self._stall_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+
     def _keep(self, connection: socket.socket) -> None:
+        self._asking.connection = connection
         with self._lock:
             self._open.add(connection)
             if self._is_cut:
@@ -241,6 +271,10 @@ def _answer(response: HTTPResponse, start: int) -> Answer:
             raise Failed("the server answered another range than it was asked for", again=False)
         return Answer(response, start, None if match[2] == "*" else int(match[2]))
     return Answer(response, 0, int(length) if length.isdigit() else None)
+
+
+def _late() -> Failed:
+    return Failed("no whole answer came before the time limit", again=True)
 
 
 def _failed(error: Exception) -> Failed:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx2
-from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub import HfApi, ModelInfo, get_session
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -20,13 +20,14 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from slipway.checkpoints import asking
 from slipway.checkpoints.hub import Hub, offline
 from slipway.checkpoints.pins import Hasher, PinnedFile, digest_of
 from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError
 from slipway.progress import Progress
 
 TIMEOUT_S = 60.0
-"""How long the hub may take for the listing of one repository."""
+"""How long the hub may take for one question about a repository, from the first byte asked to the last one answered."""
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 32 << 20
@@ -84,7 +85,7 @@ def _bytes(hub: Hub, repo: str, revision: str, file: PinnedFile) -> bytes:
     hasher, pieces, size = Hasher(file), [], 0
     headers = {"Authorization": f"Bearer {hub.token}"} if hub.token else {}
     url = hub.file_url(repo, revision, file.path)
-    with httpx2.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
         answer.raise_for_status()
         for piece in answer.iter_bytes():
             size += len(piece)
@@ -100,7 +101,8 @@ def _bytes(hub: Hub, repo: str, revision: str, file: PinnedFile) -> bytes:
 @contextmanager
 def _translated(hub: Hub, place: str) -> Iterator[None]:
     try:
-        yield
+        with asking.bounded(TIMEOUT_S):
+            yield
     except OfflineModeIsEnabled:
         raise offline(hub.endpoint) from None
     except HfHubHTTPError as error:
