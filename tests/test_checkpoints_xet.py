@@ -18,8 +18,8 @@ from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.part import Io
 from slipway.checkpoints.publish import MANIFEST
 from slipway.checkpoints.transfer import Patience
-from slipway.checkpoints.verify import verify
 from slipway.checkpoints.transport import Failed
+from slipway.checkpoints.verify import verify
 from slipway.errors import IntegrityMismatch
 from slipway.reference.hub import Hub, Options, serve
 from slipway.reference.hub_faults import Fault

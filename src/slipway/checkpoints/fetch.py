@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints import io_choice, publish, reuse, staging, structure
+from slipway.checkpoints import early, io_choice, publish, reuse, staging, structure
 from slipway.checkpoints.part import Donor, Io, Part, part_name
 from slipway.checkpoints.pins import Pins, Progress, digest_of, silent
 from slipway.checkpoints.publish import Places
@@ -152,7 +152,7 @@ class _Fetch:
             staging.remove_litter(self._places.root, self._progress)
             self._preflight(wanted, place)
             staging.refuse_without_links(place)
-            self._download(wanted, place, donors)
+            self._download(wanted, held, place, donors)
             self._arrange(wanted, held, place)
             folder = self._publish(place.tree, surveys)
         size = sum(file.size_bytes for file in wanted)
@@ -225,7 +225,9 @@ class _Fetch:
                 "raise it: ulimit -f unlimited",
             )
 
-    def _download(self, wanted: Sequence[PinnedFile], place: Place, donors: dict[str, list[Donor]]) -> None:
+    def _download(
+        self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place, donors: dict[str, list[Donor]]
+    ) -> None:
         """Nothing; every file of `wanted` is among the parts of `place`."""
         lock, way = self._lock, self._way
         transport = Transport(way.hub, way.patience.stall_s)
@@ -235,6 +237,7 @@ class _Fetch:
         for file in wanted:
             different.setdefault(part_name(file), file)
         counted = threading.Lock()
+        shards: list[early.Shards] = []
         with self._progress.track(label, sum(file.size_bytes for file in different.values())) as advance:
 
             def count(amount: int) -> None:
@@ -245,16 +248,28 @@ class _Fetch:
                 path, helpers = place.parts / name, donors.get(name, ())
                 if not helpers and self._carry(file, path, transfer, count):
                     return
-                part = Part(path, file, way.io, count)
+                part = Part(path, file, way.io, count, shards[0].look(file) if shards else None)
                 try:
                     transfer.receive(file, part, helpers)
                 finally:
                     part.close()
                 self._arrived(file, part, "")
 
+            largest_first = sorted(different.items(), key=lambda item: -item[1].size_bytes)
+            jobs = {name: partial(one, name, file) for name, file in largest_first}
+            first = [part_name(file) for file in early.indexes(wanted)]
             with ThreadPoolExecutor(way.workers) as pool:
-                largest_first = sorted(different.items(), key=lambda item: -item[1].size_bytes)
-                _all(transfer, way.carrier, pool, [partial(one, name, file) for name, file in largest_first])
+                _all(transfer, way.carrier, pool, [jobs.pop(name) for name in dict.fromkeys(first)])
+                shards.append(self._shards(held, place))
+                _all(transfer, way.carrier, pool, list(jobs.values()))
+
+    def _shards(self, held: dict[str, Held], place: Place) -> early.Shards:
+        """What the indexes, which are here now, say of the shards that are to come."""
+        texts = {}
+        for file in early.indexes(self._lock.files):
+            path = held[file.path].path if file.path in held else place.parts / part_name(file)
+            texts[file.path] = path.read_bytes()
+        return early.Shards(self._places.root, self._lock.files, texts)
 
     def _carry(self, file: PinnedFile, path: Path, transfer: Transfer, count: Callable[[int], None]) -> bool:
         """Whether the carrier has brought `file` to `path`, and every byte of it is right."""

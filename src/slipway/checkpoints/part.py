@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from slipway.checkpoints.early import Look
     from slipway.checkpoints.pins import PinnedFile
 
 CHUNK_BYTES = 64 << 20
@@ -64,8 +65,11 @@ class Part:
     Raises: DiskFailure.
     """
 
-    def __init__(self, path: Path, file: PinnedFile, io: Io, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, path: Path, file: PinnedFile, io: Io, advance: Callable[[int], None], look: Look | None = None
+    ) -> None:
         self._path = path
+        self._look = look
         self._file = file
         self._io = io
         self._advance = advance
@@ -104,6 +108,11 @@ class Part:
         return dict(self._digests)
 
     @property
+    def problem(self) -> str:
+        """What is wrong with the header, as far as it has come; empty for what is no shard."""
+        return self._look.problem if self._look else ""
+
+    @property
     def at_chunk(self) -> bool:
         """Whether the next byte is a chunk's first."""
         return self.received_bytes % self._io.chunk_bytes == 0
@@ -130,6 +139,8 @@ class Part:
                 self._record(write=not ours)
             return True
         self._hasher, self.received_bytes, self._filled = before, start, 0
+        if self._look and not start:
+            self._look.restart()
         self._tell()
         return False
 
@@ -154,6 +165,8 @@ class Part:
         """Forget every byte and what the journal says of them."""
         self._hasher, self.received_bytes, self._filled = Hasher(self._file), 0, 0
         self._digests.clear()
+        if self._look:
+            self._look.restart()
         self._tell()
         journal = _journal_of(self._path)
         if journal.exists():
@@ -225,7 +238,10 @@ class Part:
         return True
 
     def _grow(self, count: int, *, write: bool) -> None:
-        self._hasher.update(self._buffer[self._filled : self._filled + count])
+        piece = self._buffer[self._filled : self._filled + count]
+        self._hasher.update(piece)
+        if self._look:
+            self._look.take(piece)
         self._filled += count
         self.received_bytes += count
         if self._filled == len(self._buffer) or self.received_bytes == self._chunk_end() or self.at_chunk:

@@ -99,11 +99,12 @@ class Transfer:
             if found == digest_of(file):
                 part.finish()
                 return
+            header = bool(part.problem)
             part.restart()
             if not helpers:
                 got.append(found)
                 urls.rotate(-1)
-        raise _mismatch(urls[0], file, *got)
+        raise _mismatch(urls[0], file, got, header=header)
 
     def _whole(self, file: PinnedFile, part: Part, donors: Sequence[Donor], urls: deque[str]) -> str:
         """The digest of all bytes of `file` as they came, or what else was wrong with them.
@@ -129,12 +130,14 @@ class Transfer:
         """One try; goes on where the last one ended."""
         while part.received_bytes < file.size_bytes:
             self.refuse_cancelled()
+            if part.problem:
+                return part.problem
             if donors and part.at_chunk and any(part.offer(donor) for donor in donors):
                 continue
             problem = self._request(file, part, url, part.missing_until(donors))
             if problem:
                 return problem
-        return part.digest
+        return part.problem or part.digest
 
     def _request(self, file: PinnedFile, part: Part, url: str, end: int | None) -> str:
         """What is wrong with one answer to one request; empty when it brought all that was asked for."""
@@ -151,6 +154,8 @@ class Transfer:
             if answer.start != start:
                 part.restart()
             self._drain(answer, part, file.size_bytes)
+            if part.problem:
+                return part.problem
             if part.received_bytes < (end or file.size_bytes):
                 text = f"the connection ended after {part.received_bytes} of {file.size_bytes} bytes"
                 raise Failed(text, again=True)
@@ -168,6 +173,8 @@ class Transfer:
             if not count:
                 return
             part.took(count)
+            if part.problem:
+                return
             now_s = time.monotonic()
             if now_s - since_s >= self._patience.stall_s:
                 if part.received_bytes - since_bytes < self._patience.min_bytes_per_stall:
@@ -196,14 +203,16 @@ class Transfer:
         self.refuse_cancelled()
 
 
-def _mismatch(url: str, file: PinnedFile, first: str, second: str) -> IntegrityMismatch:
+def _mismatch(url: str, file: PinnedFile, got: Sequence[str], *, header: bool) -> IntegrityMismatch:
+    first, second = got
     what = (
         "upstream serves other bytes than the lock names" if first == second else "the way from upstream spoils bytes"
     )
-    got = first if first == second else f"{first}, then {second}"
+    if header and first == second:
+        what = "the repository was published so, or " + what
     return IntegrityMismatch(
         file.path,
-        f"expected {digest_of(file)} and {file.size_bytes} bytes, got {got}",
+        f"expected {digest_of(file)} and {file.size_bytes} bytes, got {first if first == second else f'{first}, then {second}'}",
         f"{what} ({url}, fetched twice)",
         "nothing was published; try another HF_ENDPOINT, or make the lock anew if the repository was rewritten",
     )
