@@ -196,11 +196,14 @@ def verify(
         place = folder or checkout.models / item.repo.rpartition("/")[2]
         done = verify_one(item, place, level=level, workers=workers, progress=progress)
         entries.append({"repo": item.repo, "revision": item.revision, "folder": str(place), **asdict(done)})
-        size = human_bytes(done.bytes)
-        lines.append(
-            f"{item.repo}@{item.revision[:12]}: {done.files} files, {size} agree with the lock ({done.level})\n"
-        )
+        lines.append(f"{verified_text(entries[-1])}\n")
     return entries, "".join(lines)
+
+
+def verified_text(entry: Json) -> str:
+    """One sentence about one verification."""
+    what = f"{entry['repo']}@{entry['revision'][:12]}"
+    return f"{what}: {entry['files']} files, {human_bytes(entry['bytes'])} agree with the lock ({entry['level']})"
 
 
 @contextlib.contextmanager
