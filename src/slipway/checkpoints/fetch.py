@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from slipway.checkpoints import early, io_choice, publish, reuse, staging, structure
 from slipway.checkpoints.part import Donor, Io, Part, part_name
-from slipway.checkpoints.pins import Pins, Progress, digest_of, silent
+from slipway.checkpoints.pins import Pins, Progress, digest_of, plain_bytes, silent
 from slipway.checkpoints.publish import Places
 from slipway.checkpoints.reuse import Held
 from slipway.checkpoints.sources import HUB
@@ -268,7 +268,7 @@ class _Fetch:
         texts = {}
         for file in early.indexes(self._lock.files):
             path = held[file.path].path if file.path in held else place.parts / part_name(file)
-            texts[file.path] = path.read_bytes()
+            texts[file.path] = plain_bytes(path)
         return early.Shards(self._places.root, self._lock.files, texts)
 
     def _carry(self, file: PinnedFile, path: Path, transfer: Transfer, count: Callable[[int], None]) -> bool:

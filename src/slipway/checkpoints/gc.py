@@ -43,6 +43,7 @@ def plan(root: Path, *, keep_revisions: int = KEEP_REVISIONS, older_s: float = O
     """
     if keep_revisions < 0 or older_s < 0:
         raise UsageError("--keep or --older-h", "must not be negative", "", "give 0 or more")
+    publish.refuse_links(root)
     found: list[tuple[Path, str]] = []
     try:
         found += [(item.folder, why) for item, why in _superseded(shelf(root), keep_revisions)]
@@ -59,6 +60,7 @@ def remove(root: Path, removals: Sequence[Removal], *, progress: Progress = sile
 
     Raises: DiskFailure; what was removed before stays removed.
     """
+    publish.refuse_links(root)
     gone = []
     for removal in removals:
         try:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints.pins import Hasher, digest_of
+from slipway.checkpoints.pins import Hasher, digest_of, plain_bytes
 from slipway.errors import from_os_error
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def part_name(file: PinnedFile) -> str:
 def read_journal(part: Path) -> dict[int, str]:
     """The digest up to the end of each chunk that was on disk; a line that was cut by a power loss is passed over."""
     try:
-        lines = _journal_of(part).read_text(encoding="ascii", errors="replace").splitlines()
+        lines = plain_bytes(_journal_of(part)).decode("ascii", "replace").splitlines()
     except OSError:
         return {}
     found = (_LINE.fullmatch(line) for line in lines)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.part import JOURNAL, PART, Donor, read_journal
+from slipway.checkpoints.pins import plain_bytes
 from slipway.durable import write_durably
 from slipway.errors import DiskFailure, from_os_error
 
@@ -244,7 +245,7 @@ def _owner_is_here(place: Path) -> bool:
 
 def _owner(place: Path) -> dict[str, Any]:
     try:
-        owner = json.loads((place / _OWNER).read_bytes())
+        owner = json.loads(plain_bytes(place / _OWNER))
     except (OSError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}

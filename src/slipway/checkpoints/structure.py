@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints import safetensors_header
 from slipway.checkpoints.findings import Finding, refuse
-from slipway.checkpoints.pins import path_problem
+from slipway.checkpoints.pins import path_problem, plain_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,7 +174,7 @@ class _Part:
     def _json(self, name: str) -> tuple[dict[str, Any], str]:
         """A JSON object of this folder, and why it is none."""
         try:
-            data = json.loads((self._here / name).read_bytes().decode("utf-8"))
+            data = json.loads(plain_bytes(self._here / name).decode("utf-8"))
         except (ValueError, RecursionError):
             return {}, "is not JSON"
         except OSError as error:

@@ -32,6 +32,9 @@ _GATHER_BYTES = 1 << 20
 
 _GATHER_S = 0.25
 
+_SAID_CHARS = 200
+"""Most of what a server says that is repeated in an error."""
+
 
 class Failed(Exception):
     """A request without a usable answer: `text` says what happened, `again` whether another try may help."""
@@ -48,7 +51,7 @@ class Refused(Failed):
     def __init__(self, status: int, code: str, *, by_hub: bool, retry_after_s: float | None) -> None:
         # A signed address expires; the hub gives a fresh one at the next try.
         again = status in {408, 429} or status >= 500 or not by_hub
-        super().__init__(f"HTTP {status}{f' {code}' if code else ''}", again=again)
+        super().__init__(f"HTTP {status}{f' {_plain(code)}' if code else ''}", again=again)
         self.status = status
         self.code = code
         self.by_hub = by_hub
@@ -154,10 +157,8 @@ class Transport:
             if status not in {301, 302, 303, 307, 308}:
                 by_hub = _origin(url) == _origin(origin)
                 raise Refused(status, headers.get("X-Error-Code", ""), by_hub=by_hub, retry_after_s=_wait_s(headers))
-            url = urljoin(url, headers.get("Location", ""))
-            if urlsplit(url).scheme not in {"http", "https"} or (
-                origin.startswith("https:") > url.startswith("https:")
-            ):
+            url = _redirected(url, headers.get("Location", ""))
+            if origin.startswith("https:") > url.startswith("https:"):
                 raise Failed(f"a redirect leads to {_shown(url)}, which is not followed", again=False)
         raise Failed(f"more than {_MAX_REDIRECTS} redirects", again=False)
 
@@ -263,14 +264,16 @@ def _end(connection: socket.socket) -> None:
 
 
 def _answer(response: HTTPResponse, start: int) -> Answer:
-    length = response.headers.get("Content-Length", "")
+    length = _number(response.headers.get("Content-Length", ""))
     if response.status == 206:
-        match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        match = re.fullmatch(
+            r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)", response.headers.get("Content-Range", "").strip()
+        )
         if match is None or int(match[1]) != start:
             response.close()
             raise Failed("the server answered another range than it was asked for", again=False)
         return Answer(response, start, None if match[2] == "*" else int(match[2]))
-    return Answer(response, 0, int(length) if length.isdigit() else None)
+    return Answer(response, 0, length)
 
 
 def _late() -> Failed:
@@ -285,20 +288,47 @@ def _failed(error: Exception) -> Failed:
     if isinstance(reason, socket.timeout):
         return Failed("nothing came before the time limit", again=True)
     said = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-    return Failed(f"{said or type(reason).__name__}".lower(), again=True)
+    return Failed(_plain(said or type(reason).__name__).lower(), again=True)
 
 
 def _wait_s(headers: Any) -> float | None:
     """Seconds that the server asks to wait: Retry-After, or the reset time of an exhausted RateLimit."""
     after = str(headers.get("Retry-After", "")).strip()
-    if after.isdigit():
-        return float(after)
+    seconds = _number(after)
+    if seconds is not None:
+        return float(seconds)
     try:
         return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         pass  # no date either; perhaps the other header says it
     match = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,6})", str(headers.get("RateLimit", "")))
     return float(match[1]) if match else None
+
+
+def _number(text: str) -> int | None:
+    """The number that a header says; None for what is none, or is longer than any that is meant."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text.strip()) else None
+
+
+def _redirected(url: str, location: str) -> str:
+    """Where an answer of `url` sends us.
+
+    Raises: Failed when that is nowhere.
+    """
+    try:
+        target = urljoin(url, location)
+        parts = urlsplit(target)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        target, usable = location, False
+    if not usable or not target.isascii() or not target.isprintable() or " " in target:
+        raise Failed(f"a redirect leads to {_plain(target.partition('?')[0])}, which is not followed", again=False)
+    return target
+
+
+def _plain(text: str) -> str:
+    """What a server says, as it may be printed: on one line, without what moves a terminal's cursor."""
+    return ascii(text[:_SAID_CHARS])[1:-1]
 
 
 def _origin(url: str) -> tuple[str, str, int]:

@@ -46,7 +46,10 @@ def model_info(hub: Hub, repo: str, revision: str) -> ModelInfo:
     with _translated(hub, f"{repo}@{revision}"):
         # Without a token the library would look for one by itself; what was read from the environment is all there is.
         api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
-        return api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        if not all(isinstance(sibling.rfilename, str) for sibling in info.siblings or []):
+            raise TypeError("the name of a file is no text")
+        return info
 
 
 def xet_hashes(hub: Hub, repo: str, revision: str, paths: Sequence[str], progress: Progress) -> dict[str, str]:
@@ -57,11 +60,11 @@ def xet_hashes(hub: Hub, repo: str, revision: str, paths: Sequence[str], progres
         with _translated(hub, f"{repo}@{revision}"):
             api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
             found = api.get_paths_info(repo, list(paths), revision=revision)
+            hashes = {entry.path: getattr(entry, "xet_hash", None) for entry in found}
+            return {path: text for path, text in hashes.items() if text and re.fullmatch("[0-9a-f]{64}", text)}
     except SlipwayError as error:
         progress.note(f"no xet hashes for {repo}: {error}")
         return {}
-    hashes = {entry.path: getattr(entry, "xet_hash", None) for entry in found}
-    return {path: text for path, text in hashes.items() if text and re.fullmatch("[0-9a-f]{64}", text)}
 
 
 def tensor_count(hub: Hub, repo: str, revision: str, files: Sequence[PinnedFile], progress: Progress) -> int | None:
@@ -112,7 +115,7 @@ def _translated(hub: Hub, place: str) -> Iterator[None]:
         raise NetworkFailure(
             hub.endpoint, f"does not answer ({said[:200]})", "", "check the network, HF_ENDPOINT and proxies"
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NetworkFailure(
             hub.endpoint,
             f"answers about {place} what no hub answers ({type(error).__name__})",

@@ -1,8 +1,10 @@
-"""A shard that cannot be right is given up after its header; hubs that drip or never end are given up in time."""
+"""Hubs and folders that mean harm: wrong shards, headers without end, odd numbers, links planted in the models folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import socket
 import threading
 import time
@@ -13,23 +15,25 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from slipway.checkpoints import asking
+from slipway.checkpoints import asking, gc
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.early import LONGEST_BYTES, Shards
 from slipway.checkpoints.fetch import fetch
 from slipway.checkpoints.hub import Hub as HubAddress
-from slipway.checkpoints.plain_lock import PlainFile
+from slipway.checkpoints.plain_lock import PlainFile, PlainLock
+from slipway.checkpoints.publish import MANIFEST
 from slipway.checkpoints.transfer import Patience
 from slipway.checkpoints.transport import Failed, Transport
-from slipway.errors import IntegrityMismatch, MissingFile, NetworkFailure
+from slipway.checkpoints.verify import verify
+from slipway.errors import AuthFailure, DiskFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError
 from slipway.reference.hub import Hub, serve
 from slipway.reference.hub_faults import Fault
 from slipway.reference.hub_sample import write_sample, write_shard
 
 SHARD = "model-00001-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
-ROWS = 160_000
-"""20 MB in the first shard: many times what is received at once."""
+ROWS = 48_000
+"""6 MB in the first shard: many times what is received at once."""
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +264,163 @@ def test_an_answer_that_unpacks_to_more_is_refused() -> None:
         asking.bounded(20) as client,
     ):
         client.get(url)
+
+
+BODY = b'{"a": 1}'
+
+
+def answer(status: str, *headers: str, body: bytes = b"") -> bytes:
+    lines = "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", *headers, "Connection: close", ""))
+    return lines.encode("latin-1") + body
+
+
+@contextmanager
+def saying(reply: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
+    """A server that answers every request with `reply` and closes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.05)
+    ended = threading.Event()
+
+    def listen() -> None:
+        while not ended.is_set():
+            try:
+                client, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with client:
+                asked = client.recv(65536)
+                client.sendall(reply(asked) if callable(reply) else reply)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        ended.set()
+        thread.join()
+        listener.close()
+
+
+def pinned() -> PlainLock:
+    digest = hashlib.sha1(b"blob %d\0" % len(BODY) + BODY, usedforsecurity=False).hexdigest()
+    return PlainLock("owner/name", "a" * 40, (PlainFile("config.json", len(BODY), git_sha1=digest),))
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "said"),
+    [
+        (answer("200 OK", "Content-Length: \xb2", body=BODY), None, ""),
+        (answer("200 OK", "Content-Length: " + "9" * 5000, body=BODY), None, ""),
+        (answer("200 OK", "Content-Length: -5", body=BODY), None, ""),
+        (answer("200 OK", "Transfer-Encoding: chunked", body=b"8\r\n" + BODY + b"\r\n0\r\n\r\n"), None, ""),
+        (answer("206 Partial", "Content-Range: bytes 0-7/" + "9" * 5000, body=BODY), NetworkFailure, "another range"),
+        (answer("206 Partial", "Content-Range: bytes 3-7/8", body=BODY[3:]), NetworkFailure, "another range"),
+        (answer("206 Partial", "Content-Range: bytes 0-7/9", body=BODY), IntegrityMismatch, "got 9 bytes"),
+        (answer("503 Busy", "Retry-After: \xb2"), NetworkFailure, "HTTP 503 after 2 attempts; check"),
+        (answer("503 Busy", "Retry-After: " + "9" * 5000), NetworkFailure, "HTTP 503 after 2 attempts; check"),
+        (answer("503 Busy", "Retry-After: Fri, 31 Dec 9999 23:59:59 -2300"), NetworkFailure, "after 1 attempt"),
+        (answer("302 Found", "Location: http://["), NetworkFailure, r"leads to http://\[, which is not followed"),
+        (answer("302 Found", "Location: http://a:99999/"), NetworkFailure, "is not followed"),
+        (
+            answer("302 Found", "Location: file:///etc/passwd"),
+            NetworkFailure,
+            "leads to file:///etc/passwd, which is not",
+        ),
+        (answer("302 Found", "Location: //h/a b\x01"), NetworkFailure, "is not followed"),
+        (answer("302 Found", "Location: http://h/\x1b[31m"), NetworkFailure, r"leads to http://h/\\x1b\[31m, which"),
+        (answer("302 Found"), NetworkFailure, "more than 5 redirects"),
+        (answer("200 OK", "X: " + "a" * 100_000), NetworkFailure, "more than 65536 bytes"),
+        (answer("200 OK", *["X: 1"] * 500, body=BODY), NetworkFailure, "more than 100 headers"),
+        (answer("200 OK", "Content-Encoding: gzip", body=BODY[:7] + b"!"), IntegrityMismatch, "expected git-sha1"),
+        (answer("200 OK", body=BODY * 2), IntegrityMismatch, "more than 8 bytes"),
+        (answer("200 OK", "Transfer-Encoding: chunked", body=b"-5\r\nabc"), NetworkFailure, "incompleteread"),
+        (answer("403 No", "X-Error-Code: \x1b[31m" + "z" * 999), AuthFailure, r"HTTP 403 \\x1b\[31mz{195}\)"),
+        (b"\x1b[2J\x00\r\n\r\n", NetworkFailure, r"\\x1b\[2j\\x00"),
+        (b"HTTP/1.1 99999999999 X\r\n\r\n", NetworkFailure, "after 2 attempts"),
+        (b"", NetworkFailure, "closed connection without response"),
+    ],
+)
+def test_whatever_a_source_answers_ends_in_our_words(
+    reply: bytes, error: type[SlipwayError] | None, said: str, tmp_path: Path
+) -> None:
+    patience = Patience(attempts=2, stall_s=5, wait=lambda _: None)
+    with saying(reply) as url:
+        if error is None:
+            fetch(pinned(), tmp_path, hub=HubAddress(url), patience=patience)
+            assert (tmp_path / "name" / "config.json").read_bytes() == BODY
+            return
+        with pytest.raises(error, match=said) as refused:
+            fetch(pinned(), tmp_path, hub=HubAddress(url), patience=patience)
+    assert str(refused.value).isprintable()
+    assert not (tmp_path / "name").exists()
+
+
+SIBLING = {"rfilename": "a.txt", "size": 3, "blobId": "b" * 40}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "[" * 200_000,
+        "null",
+        {"siblings": [1]},
+        {"siblings": [{**SIBLING, "rfilename": 5}, SIBLING]},
+        {"siblings": [{**SIBLING, "rfilename": "../x"}]},
+        {"siblings": [{**SIBLING, "rfilename": "a\ud800"}]},
+        {"siblings": [{**SIBLING, "size": -1}]},
+        {"siblings": [{**SIBLING, "size": 10**30}]},
+        {"siblings": [{**SIBLING, "lfs": "x"}]},
+        {"siblings": [{**SIBLING, "lfs": {"sha256": 5, "size": "x", "pointerSize": 1}}]},
+        {"siblings": [SIBLING, SIBLING]},
+        {"sha": 5},
+        {"sha": None},
+        {"safetensors": 5},
+    ],
+)
+def test_whatever_a_hub_says_of_a_repository_ends_in_our_words(more: str | dict[str, object]) -> None:
+    said = {"id": "o/n", "sha": "a" * 40, "private": False, "tags": [], "siblings": [SIBLING]}
+    text = more if isinstance(more, str) else json.dumps({**said, **more})
+    reply = answer("200 OK", f"Content-Length: {len(text)}", body=text.encode())
+    with (
+        saying(reply) as url,
+        pytest.raises(NetworkFailure, match=r"what no hub answers|what cannot be locked") as refused,
+    ):
+        locks.resolve("o/n", "main", endpoint=url, token=None)
+    assert "type=" not in str(refused.value)
+    assert "Hub(" not in str(refused.value)
+
+
+@pytest.mark.parametrize("card", [5, [], {"license": ["x"]}, {"license": "a\x1b[31m"}])
+def test_an_odd_card_is_no_licence(card: object) -> None:
+    text = json.dumps({"id": "o/n", "sha": "a" * 40, "siblings": [SIBLING], "cardData": card})
+    with saying(answer("200 OK", f"Content-Length: {len(text)}", body=text.encode())) as url:
+        assert locks.resolve("o/n", "main", endpoint=url, token=None).licence is None
+
+
+@pytest.mark.parametrize("inside", [".store", ".store/.staging", ".store/.records"])
+def test_a_link_planted_in_the_store_costs_nobody_a_file(inside: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious" / "a" / "b" / "c"
+    precious.mkdir(parents=True)
+    (precious / "gold").write_text("gold")
+    for path in (precious / "gold", precious, *precious.parents[:2], tmp_path / "precious"):
+        os.utime(path, (0, 0))
+    link = tmp_path / "models" / inside
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "precious")
+    with saying(answer("200 OK", body=BODY)) as url, pytest.raises(DiskFailure, match="is a link or a file where"):
+        fetch(pinned(), tmp_path / "models", hub=HubAddress(url))
+    with pytest.raises(DiskFailure, match="is a link or a file where"):
+        gc.plan(tmp_path / "models", keep_revisions=0, older_s=0)
+    with pytest.raises(DiskFailure, match="is a link or a file where"):
+        gc.remove(tmp_path / "models", [gc.Removal(link / "a", 0, "")])
+    assert (precious / "gold").read_text() == "gold"
+
+
+def test_a_pipe_in_place_of_a_manifest_blocks_nothing(tmp_path: Path) -> None:
+    with saying(answer("200 OK", body=BODY)) as url:
+        folder = fetch(pinned(), tmp_path, hub=HubAddress(url)).folder
+        folder.chmod(0o755)
+        (folder / MANIFEST).unlink()
+        os.mkfifo(folder / MANIFEST)
+        assert not fetch(pinned(), tmp_path, hub=HubAddress(url)).skipped or (folder / MANIFEST).is_file()
+    assert verify(pinned(), tmp_path / "name").files == 1
