@@ -1,6 +1,6 @@
 """Our fetch against `hf download` with `hf cache verify` or `sha256sum`, side by side on this machine.
 
-    python benchmarks/fetch.py [--shards 8] [--shard-mib 256] [--runs 5] [--tls] [--workers 4] [--root DIR]
+    python benchmarks/fetch.py [--shards 8] [--shard-mib 256] [--runs 5] [--tls] [--workers 4] [--before PYZ] [--root DIR]
 
 A static server with sendfile stands in for the hub's storage, so that it takes few cycles from its clients; metadata comes
 from the local hub. Every client is a process of its own; its CPU time is that of the process and its children. Hashing the
@@ -158,18 +158,22 @@ def measure(command: list[str], environment: dict[str, str]) -> dict[str, float]
     return said
 
 
-def clients(place: Path, lock: Path, url: str, workers: int) -> dict[str, list[str]]:
+def clients(place: Path, lock: Path, given: argparse.Namespace) -> dict[str, list[str]]:
     """Each contender's command line; all write below `place`/out."""
     out, python = place / "out", sys.executable
     hf = str(Path(python).with_name("hf"))
-    ours = [python, "-I", str(place / "fetch.pyz"), "--lock", str(lock), "--dest", str(out), "--quiet"]
-    ours += ["--workers", str(workers)]
+    flags = ["--lock", str(lock), "--dest", str(out), "--quiet", "--workers", str(given.workers)]
+    bundles = {"slipway": place / "fetch.pyz", **({"slipway before": given.before} if given.before else {})}
+    ours = {
+        f"{name} {label}": [python, "-I", str(path), *flags, "--io", io]
+        for name, path in bundles.items()
+        for label, io in (("buffered", "buffered"), ("O_DIRECT", "direct"))
+    }
     download = f"{hf} download {REPO} --local-dir {out}/m >/dev/null"
     revision = locks.read(lock).revision
     verify = f"{hf} cache verify {REPO} --revision {revision} --local-dir {out}/m >/dev/null"
     return {
-        "slipway buffered": [*ours, "--io", "buffered"],
-        "slipway O_DIRECT": [*ours, "--io", "direct"],
+        **ours,
         "hf download + hf cache verify": ["sh", "-ec", f"{download}; {verify}"],
         "hf download + sha256sum": ["sh", "-ec", f"{download}; sha256sum {out}/m/*.safetensors >/dev/null"],
     }
@@ -202,7 +206,7 @@ def run(given: argparse.Namespace, place: Path) -> dict[str, list[dict[str, floa
             environment |= {"HF_HUB_DISABLE_UPDATE_CHECK": "1"}
             if tls:
                 environment |= {"SSL_CERT_FILE": tls[0], "REQUESTS_CA_BUNDLE": tls[0]}
-            contenders = clients(place, lock, url, given.workers)
+            contenders = clients(place, lock, given)
             hashing = (
                 f"import hashlib; h, b = hashlib.sha256(), bytes(1 << 20); [h.update(b) for _ in range({size >> 20})]"
             )
@@ -248,6 +252,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tls", action="store_true", help="serve over TLS")
     parser.add_argument("--only", default="", help="contenders whose name holds this text")
+    parser.add_argument(
+        "--before", type=Path, help="the fetcher as an earlier version bundled it, to run beside this one"
+    )
     parser.add_argument("--root", type=Path, help="folder for everything written (default: a temporary one)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.root) as place:

@@ -118,11 +118,16 @@ def verify_models(
     workers: int = 2,
     json: bool = False,
 ) -> None:
-    """Prove that published checkpoints still are what their locks say."""
-    from slipway import cli, models
+    """Prove that published checkpoints still are what their locks say, on every node of a stack."""
+    from slipway import cli, models, spread
 
     with cli.command(json) as output:
         wanted = models.wanted(this_checkout(), stack, None, Path(lock) if lock else None)
+        if not lock and not dir:
+            check = spread.Check(level, workers)
+            results, text = spread.verify(this_checkout(), stack_meant(stack), wanted, check, output.progress)
+            output.result(results, text)
+            return
         folder = Path(dir) if dir else None
         results, text = models.verify(
             this_checkout(), wanted, folder, level=level, workers=workers, progress=output.progress

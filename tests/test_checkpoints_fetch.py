@@ -120,9 +120,9 @@ def test_a_checkpoint_is_fetched_byte_for_byte_and_read_only(
     assert not any((root / ".store" / ".staging").iterdir())
 
 
-def test_the_largest_file_comes_first(lock: CheckpointLock, root: Path, hub: Hub) -> None:
+def test_the_index_comes_first_and_then_the_largest_file(lock: CheckpointLock, root: Path, hub: Hub) -> None:
     fetch(lock, root, hub=HubAddress(hub.url), workers=1)
-    largest_first = sorted(lock.files, key=lambda file: -file.size_bytes)
+    largest_first = sorted(lock.files, key=lambda file: (not file.path.endswith(".index.json"), -file.size_bytes))
     assert asked_for(hub) == [file.path.rpartition("/")[2] for file in largest_first]
 
 

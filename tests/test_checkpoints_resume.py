@@ -188,7 +188,7 @@ def test_a_part_with_wrong_bytes_is_given_up_and_fetched_whole(
     lock: CheckpointLock, root: Path, hub: Hub, served: Path
 ) -> None:
     """A spoiled byte came from the network, so the journal proves the wrong thing; the digest of the whole file does not."""
-    hub.faults.add(Fault(f"GET .*{SHARD}", "flip", at=5))
+    hub.faults.add(Fault(f"GET .*{SHARD}", "flip", at=5000))
     kill_one(lock, root, hub, 3_000_000)
     hub.faults.clear()
     get(lock, root, hub)

@@ -282,6 +282,53 @@ def test_a_node_whose_folder_is_not_whole_does_not_serve(
         pass
 
 
+def spoil(folder: Path) -> None:
+    """One byte of a shard is another one, at the same size and mtime."""
+    shard = (folder / "Laguna-tiny" / SHARD).resolve()
+    status, data = shard.stat(), bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.chmod(0o644)
+    shard.write_bytes(data)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.needs("sshd")
+def test_every_node_is_verified_where_it_is(hub: Hub, lock: CheckpointLock, tmp_path: Path, over_ssh: None) -> None:
+    meant, checkout, notes = stack(tmp_path, "a", None, "b"), Checkout(tmp_path), Notes()
+    spread.fetch(checkout, meant, [lock], spread.Options(), silent)
+    entries, text = spread.verify(checkout, meant, [lock], spread.Check("sample"), notes)
+    assert [(entry["node"], entry["level"], entry["files"]) for entry in entries] == [
+        ("n1", "sample", 8), ("n2", "sample", 8), ("n3", "sample", 8)
+    ]  # fmt: skip
+    assert text.count("agree with the lock (sample)") == 3
+    assert all("sample" in records.read_proved(tmp_path / node / "Laguna-tiny") for node in ("n1", "n2", "n3"))
+    spoil(tmp_path / "n3")
+    spoil(tmp_path / "n2")
+    with pytest.raises(IntegrityMismatch, match="n2, n3: 2 of 3 nodes failed") as refused:
+        spread.verify(checkout, meant, [lock], spread.Check(), notes)
+    assert all(f"{node}: {tmp_path / node}" in str(refused.value) for node in ("n2", "n3"))
+    assert str(refused.value).count("expected sha256:") == 2
+    assert any(said.startswith("n1: poolside/Laguna-tiny@") and "agree" in said for said in notes.said)
+
+
+def test_a_node_that_has_nothing_or_cannot_be_reached_does_not_pass(
+    lock: CheckpointLock, tmp_path: Path, local_ssh: None
+) -> None:
+    with pytest.raises(MissingFile, match=r"n1: .*no such folder"):
+        spread.verify(Checkout(tmp_path), stack(tmp_path, "a"), [lock], spread.Check("stat"), silent)
+    (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\necho no route >&2; exit 255\n")
+    with pytest.raises(NetworkFailure, match=r"n1: ssh a failed \(no route\)"):
+        spread.verify(Checkout(tmp_path), stack(tmp_path, "a"), [lock], spread.Check("stat"), silent)
+
+
+@pytest.mark.parametrize("check", [spread.Check(workers=0), spread.Check("thorough")])
+def test_a_check_that_cannot_be_meant_reaches_no_node(
+    lock: CheckpointLock, tmp_path: Path, check: spread.Check
+) -> None:
+    with pytest.raises(UsageError, match=r"--(workers|level)"):
+        spread.verify(Checkout(tmp_path), stack(tmp_path, "a"), [lock], check, silent)
+
+
 def test_workers_are_at_least_one(lock: CheckpointLock, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--workers"):
         spread.fetch(Checkout(tmp_path), stack(tmp_path, None), [lock], spread.Options(workers=0), silent)
@@ -304,3 +351,7 @@ def test_fetch_models_of_a_stack_fills_every_node(tmp_path: Path, local_ssh: Non
     assert [(entry["node"], entry["fetched_files"]) for entry in json.loads(ran.stdout)] == [("here", 11), ("far", 11)]
     lock = locks.read(tmp_path / "checkpoints" / "laguna-tiny.lock.json")
     assert verify(lock, tmp_path / "far" / "Laguna-Tiny").files == 11
+    (tmp_path / "far" / "Laguna-Tiny").unlink()
+    command = (*command[:-2], "verify-models", "--level", "stat", "--json")
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    assert (ran.returncode, json.loads(ran.stdout)["place"][:5]) == (5, "far: "), ran.stderr

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from slipway import recipe, stacks
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints import lock_request as requests
-from slipway.checkpoints import records
+from slipway.checkpoints import records, xet
 from slipway.checkpoints.fetch import FetchResult
 from slipway.checkpoints.fetch import fetch as fetch_one
 from slipway.checkpoints.hub import DEFAULT_ENDPOINT, Hub, hub_from_environment
@@ -146,7 +146,9 @@ def fetch(
     root = dest or checkout.models
     results: list[FetchResult] = []
     with hub_for([item.repo for item in meant], checkout) as hub:
-        results += [fetch_one(item, root, hub=hub, workers=workers, progress=progress, **way) for item in meant]
+        for item in meant:
+            carrier = xet.carrier(item, hub)
+            results.append(fetch_one(item, root, hub=hub, workers=workers, progress=progress, carrier=carrier, **way))
     pairs = list(zip(meant, results, strict=True))
     for item, result in pairs:
         records.remember_fetch(item, result.folder, skipped=result.skipped, progress=progress)
@@ -163,6 +165,7 @@ def fetched_text(item: CheckpointLock, result: FetchResult) -> str:
     if result.skipped:
         return f"{what}: already in {result.folder}, untouched since it was verified"
     kept = f", {result.reused_files} kept" if result.reused_files else ""
+    kept += f", {result.carried_files} by xet" if result.carried_files else ""
     size = human_bytes(result.fetched_bytes)
     return f"{what}: {result.fetched_files} files, {size}{kept}, every digest equal to the lock, in {result.folder}"
 
@@ -193,11 +196,14 @@ def verify(
         place = folder or checkout.models / item.repo.rpartition("/")[2]
         done = verify_one(item, place, level=level, workers=workers, progress=progress)
         entries.append({"repo": item.repo, "revision": item.revision, "folder": str(place), **asdict(done)})
-        size = human_bytes(done.bytes)
-        lines.append(
-            f"{item.repo}@{item.revision[:12]}: {done.files} files, {size} agree with the lock ({done.level})\n"
-        )
+        lines.append(f"{verified_text(entries[-1])}\n")
     return entries, "".join(lines)
+
+
+def verified_text(entry: Json) -> str:
+    """One sentence about one verification."""
+    what = f"{entry['repo']}@{entry['revision'][:12]}"
+    return f"{what}: {entry['files']} files, {human_bytes(entry['bytes'])} agree with the lock ({entry['level']})"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`fetch-models --stack`: every node of the inventory brought to the same state, and the hub asked once.
+"""`fetch-models --stack`: every node of the inventory brought to the same state, and the hub asked once; `verify-models --stack`.
 
 One node (this machine if it is one of them, else the first) fetches from the hub and serves its published folder to the others,
 which fetch in parallel with the same fetcher and hash every byte themselves. Other machines are reached over the system `ssh`
@@ -28,6 +28,7 @@ from slipway.checkpoints.fetch import FetchResult
 from slipway.checkpoints.fetch import fetch as fetch_one
 from slipway.checkpoints.hub import Hub, hub_from_environment
 from slipway.checkpoints.lock import CheckpointLock
+from slipway.checkpoints.verify import LEVELS
 from slipway.errors import (
     AuthFailure,
     DiskFailure,
@@ -88,6 +89,14 @@ class Options:
         return words + [word for source in self.sources for word in ("--source", source)]
 
 
+@dataclass(frozen=True)
+class Check:
+    """How each node verifies: the flags of `verify-models`."""
+
+    level: str = "full"
+    workers: int = 2
+
+
 def fetch(
     checkout: Checkout, stack: Stack, meant: Sequence[CheckpointLock], options: Options, progress: Progress
 ) -> tuple[list[Json], str]:
@@ -112,6 +121,38 @@ def fetch(
         found |= {name: future.result() for name, future in futures.items()}
     entries = [{"node": node.name, **entry} for node in nodes for entry in found[node.name]]
     return entries, "".join(_text(entry, len(nodes) > 1, meant) for entry in entries)
+
+
+def verify(
+    checkout: Checkout, stack: Stack, meant: Sequence[CheckpointLock], check: Check, progress: Progress
+) -> tuple[list[Json], str]:
+    """What every node has verified of its own models folder, as JSON and as text: one entry per node and lock.
+
+    All nodes are looked at, in parallel, whatever the others find; each that agrees is noted as soon as it is done.
+
+    Raises: SlipwayError of the first node whose checkpoints do not agree, naming all such nodes.
+    """
+    if check.workers < 1:
+        raise UsageError("--workers", f"must be at least 1 (got {check.workers})", "", "give a positive number")
+    if check.level not in LEVELS:
+        raise UsageError("--level", f"is not known (got {check.level!r})", f"one of {', '.join(LEVELS)}", "choose one")
+    nodes = stack.inventory.nodes
+    worker = _Worker(checkout, meant, Options(), progress)
+    several = len(nodes) > 1
+
+    def one(node: Node) -> list[Json]:
+        entries = worker.verified(node, check)
+        for entry in entries if several else ():
+            progress.note(f"{node.name}: {models.verified_text(entry)}")
+        return entries
+
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        futures = {node.name: pool.submit(one, node) for node in nodes}
+        failures = {name: error for name, future in futures.items() if (error := future.exception())}
+    _refuse(failures, len(nodes))
+    entries = [{"node": node.name, **entry} for node in nodes for entry in futures[node.name].result()]
+    lines = [f"{entry['node'] + ': ' if several else ''}{models.verified_text(entry)}\n" for entry in entries]
+    return entries, "".join(lines)
 
 
 class _Worker:
@@ -157,6 +198,29 @@ class _Worker:
         env = {"HF_ENDPOINT": url, "HF_TOKEN": None, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_OFFLINE": None}
         proxy = {"no_proxy": host, "NO_PROXY": host}
         return self._remote(node, {**env, "HUGGING_FACE_HUB_TOKEN": None, **proxy}, alone.argv)
+
+    def verified(self, node: Node, check: Check) -> list[Json]:
+        """What `node` found its published checkpoints to be.
+
+        Raises: what it found wrong, with its name.
+        """
+        if node.ssh is not None:
+            job = {**self._job(node, {}), "do": "verify", "level": check.level, "workers": check.workers}
+            with _Remote(node, job, self._progress.note) as remote:
+                answers = [json.loads(line) for line in remote.stdout if line.startswith("{")]
+                remote.refuse(answers)
+            return answers
+        entries: list[Json] = []
+        for item in self._meant:
+            folder = self._root(node) / item.repo.rpartition("/")[2]
+            try:
+                found, _ = models.verify(
+                    self._checkout, [item], folder, level=check.level, workers=check.workers, progress=self._progress
+                )
+            except SlipwayError as error:
+                raise type(error)(f"{node.name}: {error.place}", error.problem, error.why, error.remedy) from error
+            entries += found
+        return entries
 
     @contextlib.contextmanager
     def served(self, node: Node) -> Iterator[str]:

@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints import io_choice, publish, reuse, staging, structure
+from slipway.checkpoints import early, io_choice, publish, reuse, staging, structure
 from slipway.checkpoints.part import Donor, Io, Part, part_name
-from slipway.checkpoints.pins import Pins, Progress, digest_of, silent
+from slipway.checkpoints.pins import Pins, Progress, digest_of, plain_bytes, silent
 from slipway.checkpoints.publish import Places
 from slipway.checkpoints.reuse import Held
 from slipway.checkpoints.sources import HUB
 from slipway.checkpoints.sources import read as read_sources
 from slipway.checkpoints.transfer import Cancelled, Patience, Transfer
-from slipway.checkpoints.transport import Transport
+from slipway.checkpoints.transport import Failed, Transport
 from slipway.checkpoints.verify import digests_on_disk
 from slipway.errors import DiskFailure, from_os_error
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from slipway.checkpoints.pins import PinnedFile
     from slipway.checkpoints.sources import Source
     from slipway.checkpoints.staging import Place
+    from slipway.checkpoints.transfer import Carrier
 
 _SPARE = 0.02
 """Part of the bytes that must stay free besides: blocks, folders, other writers."""
@@ -41,7 +42,10 @@ _SPARE = 0.02
 
 @dataclass(frozen=True)
 class FetchResult:
-    """Where the checkpoint lies (its folder in the store) and what it took; `skipped` when it was there already."""
+    """Where the checkpoint lies (its folder in the store) and what it took; `skipped` when it was there already.
+
+    `carried_files` are those of the fetched ones that a carrier brought (the hub's chunk store, Xet) and not plain HTTP.
+    """
 
     folder: Path
     fetched_files: int
@@ -49,6 +53,7 @@ class FetchResult:
     reused_files: int
     skipped: bool
     seconds: float
+    carried_files: int = 0
 
 
 def fetch(  # noqa: PLR0913 -- each is one flag of the command
@@ -62,6 +67,7 @@ def fetch(  # noqa: PLR0913 -- each is one flag of the command
     sources: Sequence[str] = (),
     io: str | Io = "",
     adopt: bool = False,
+    carrier: Carrier | None = None,
 ) -> FetchResult:
     """The published checkpoint under `root`, every file hashed while it came and equal to the lock.
 
@@ -69,13 +75,17 @@ def fetch(  # noqa: PLR0913 -- each is one flag of the command
     request. What earlier fetches proved, good files of damaged folders and of other revisions are used again; of a damaged
     file only the wrong chunks come anew. `sources` are tried in their order (module `sources`; the hub when there are none);
     `io` is auto, buffered or direct. With `adopt`, right files of a plain folder at `ROOT/<name>` are taken over once hashed;
-    what else is in it stays beside the link. On any failure nothing is published and what was published before stays.
+    what else is in it stays beside the link. Where the hub is the first source, a `carrier` brings the files that it knows and
+    of which nothing is on this disk; what it fails to bring, or brings wrong, comes by HTTP. On any failure nothing is
+    published and what was published before stays.
 
     Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure, UsageError.
     """
     began_s = time.monotonic()
     places = Places.of(lock, root)
-    way = _Way(hub, read_sources(sources, hub), max(workers, 1), patience or Patience(), io=_io(io, lock), adopt=adopt)
+    servers = read_sources(sources, hub)
+    carrier = carrier if servers[0].layout == HUB else None
+    way = _Way(hub, servers, max(workers, 1), patience or Patience(), _io(io, lock), adopt=adopt, carrier=carrier)
     folder = publish.published(lock, root)
     if folder is None:
         places.prepare(adopt=adopt)
@@ -97,6 +107,7 @@ class _Way:
     patience: Patience
     io: Io
     adopt: bool
+    carrier: Carrier | None
 
 
 def _io(io: str | Io, lock: Pins) -> Io:
@@ -117,6 +128,7 @@ class _Fetch:
         self._way = way
         self._progress = progress
         self._chunks: dict[str, dict[int, str]] = {}
+        self._carried = 0
 
     def run(self, began_s: float) -> FetchResult:
         surveys = [publish.survey(self._lock, folder) for folder in self._places.candidates()]
@@ -140,11 +152,12 @@ class _Fetch:
             staging.remove_litter(self._places.root, self._progress)
             self._preflight(wanted, place)
             staging.refuse_without_links(place)
-            self._download(wanted, place, donors)
+            self._download(wanted, held, place, donors)
             self._arrange(wanted, held, place)
             folder = self._publish(place.tree, surveys)
         size = sum(file.size_bytes for file in wanted)
-        return FetchResult(folder, len(wanted), size, len(held), skipped=False, seconds=time.monotonic() - began_s)
+        seconds = time.monotonic() - began_s
+        return FetchResult(folder, len(wanted), size, len(held), False, seconds, self._carried)
 
     def _good(self, survey: publish.Survey) -> tuple[PinnedFile, ...]:
         """The files of a damaged folder that are right after all: untouched, or changed outside but equal by digest."""
@@ -212,7 +225,9 @@ class _Fetch:
                 "raise it: ulimit -f unlimited",
             )
 
-    def _download(self, wanted: Sequence[PinnedFile], place: Place, donors: dict[str, list[Donor]]) -> None:
+    def _download(
+        self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place, donors: dict[str, list[Donor]]
+    ) -> None:
         """Nothing; every file of `wanted` is among the parts of `place`."""
         lock, way = self._lock, self._way
         transport = Transport(way.hub, way.patience.stall_s)
@@ -222,6 +237,7 @@ class _Fetch:
         for file in wanted:
             different.setdefault(part_name(file), file)
         counted = threading.Lock()
+        shards: list[early.Shards] = []
         with self._progress.track(label, sum(file.size_bytes for file in different.values())) as advance:
 
             def count(amount: int) -> None:
@@ -229,17 +245,64 @@ class _Fetch:
                     advance(amount)
 
             def one(name: str, file: PinnedFile) -> None:
-                part = Part(place.parts / name, file, way.io, count)
+                path, helpers = place.parts / name, donors.get(name, ())
+                if not helpers and self._carry(file, path, transfer, count):
+                    return
+                part = Part(path, file, way.io, count, shards[0].look(file) if shards else None)
                 try:
-                    transfer.receive(file, part, donors.get(name, ()))
+                    transfer.receive(file, part, helpers)
                 finally:
                     part.close()
-                self._chunks[file.path] = part.digests
-                self._progress.note(f"fetched {file.path} ({file.size_bytes} bytes, {digest_of(file)[:19]}… ok)")
+                self._arrived(file, part, "")
 
+            largest_first = sorted(different.items(), key=lambda item: -item[1].size_bytes)
+            jobs = {name: partial(one, name, file) for name, file in largest_first}
+            first = [part_name(file) for file in early.indexes(wanted)]
             with ThreadPoolExecutor(way.workers) as pool:
-                largest_first = sorted(different.items(), key=lambda item: -item[1].size_bytes)
-                _all(transfer, pool, [partial(one, name, file) for name, file in largest_first])
+                _all(transfer, way.carrier, pool, [jobs.pop(name) for name in dict.fromkeys(first)])
+                shards.append(self._shards(held, place))
+                _all(transfer, way.carrier, pool, list(jobs.values()))
+
+    def _shards(self, held: dict[str, Held], place: Place) -> early.Shards:
+        """What the indexes, which are here now, say of the shards that are to come."""
+        texts = {}
+        for file in early.indexes(self._lock.files):
+            path = held[file.path].path if file.path in held else place.parts / part_name(file)
+            texts[file.path] = plain_bytes(path)
+        return early.Shards(self._places.root, self._lock.files, texts)
+
+    def _carry(self, file: PinnedFile, path: Path, transfer: Transfer, count: Callable[[int], None]) -> bool:
+        """Whether the carrier has brought `file` to `path`, and every byte of it is right."""
+        carrier, told = self._way.carrier, []
+        if carrier is None or not carrier.carries(file):
+            return False
+
+        def tell(amount: int) -> None:
+            told.append(amount)
+            count(amount)
+
+        try:
+            carrier.bring(file, path, tell, self._way.patience.stall_s)
+            part = Part(path, file, self._way.io, lambda _: None)
+            try:
+                if part.proved():
+                    part.finish()
+                    self._arrived(file, part, " by xet")
+                    self._carried += 1
+                    return True
+            finally:
+                part.close()
+            problem = "other bytes than the lock names came"
+        except Failed as failure:
+            problem = failure.text
+        transfer.refuse_cancelled()
+        count(-sum(told))
+        self._progress.note(f"{file.path}: not by xet ({problem}); fetching it by HTTP")
+        return False
+
+    def _arrived(self, file: PinnedFile, part: Part, how: str) -> None:
+        self._chunks[file.path] = part.digests
+        self._progress.note(f"fetched {file.path}{how} ({file.size_bytes} bytes, {digest_of(file)[:19]}… ok)")
 
     def _arrange(self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place) -> None:
         """Nothing; every file of the lock is in the tree of `place`."""
@@ -281,7 +344,9 @@ class _Fetch:
         return folder
 
 
-def _all(transfer: Transfer, pool: ThreadPoolExecutor, jobs: Sequence[Callable[[], None]]) -> None:
+def _all(
+    transfer: Transfer, carrier: Carrier | None, pool: ThreadPoolExecutor, jobs: Sequence[Callable[[], None]]
+) -> None:
     """Nothing; every job is done. The first failure ends the others and is raised."""
     futures: list[Future[None]] = []
     try:
@@ -294,4 +359,6 @@ def _all(transfer: Transfer, pool: ThreadPoolExecutor, jobs: Sequence[Callable[[
         for future in futures:
             future.cancel()
         transfer.cancel()
+        if carrier is not None:
+            carrier.cancel()
         raise

@@ -43,6 +43,7 @@ def plan(root: Path, *, keep_revisions: int = KEEP_REVISIONS, older_s: float = O
     """
     if keep_revisions < 0 or older_s < 0:
         raise UsageError("--keep or --older-h", "must not be negative", "", "give 0 or more")
+    publish.refuse_links(root)
     found: list[tuple[Path, str]] = []
     try:
         found += [(item.folder, why) for item, why in _superseded(shelf(root), keep_revisions)]
@@ -59,6 +60,7 @@ def remove(root: Path, removals: Sequence[Removal], *, progress: Progress = sile
 
     Raises: DiskFailure; what was removed before stays removed.
     """
+    publish.refuse_links(root)
     gone = []
     for removal in removals:
         try:
@@ -92,8 +94,8 @@ def _parts(root: Path, older_s: float) -> Iterator[tuple[Path, str]]:
     for left in sorted(place.iterdir()) if place.is_dir() else ():
         if left.is_symlink() or not left.is_dir():
             continue
-        age_s = time.time() - staging._newest_s(left)
-        if age_s >= older_s and not staging._is_owned(left):
+        age_s = time.time() - staging.last_written_s(left)
+        if age_s >= older_s and not staging.is_owned(left):
             yield left, f"left by a fetch that was interrupted {age_s / 3600:.0f} h ago"
 
 
@@ -138,7 +140,7 @@ def _files(path: Path) -> Iterator[Path]:
 def _remove(root: Path, path: Path, progress: Progress) -> bool:
     store = root / ".store"
     if path.parent == store / ".staging":
-        if staging._is_owned(path):
+        if staging.is_owned(path):
             progress.note(f"{path} is in use again; kept")
             return False
         staging.remove_tree(path)

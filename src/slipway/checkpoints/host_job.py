@@ -1,4 +1,5 @@
-"""What a node does for `fetch-models --stack`: fetch from where it is told, or serve what it has to the other nodes.
+"""What a node does for `fetch-models --stack` and `verify-models --stack`: fetch from where it is told, serve what it has to
+the other nodes, or hold what it has against the locks.
 
 Sent to the node inside the bundle and started over ssh with the job on stdin, so that nothing is installed there and no token
 stands in a command line. The pipe to stdin is the lifeline: when it ends, whoever asked is gone and the job ends too.
@@ -17,10 +18,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from slipway.checkpoints import gateway, host_command, plain_lock, publish, records
 from slipway.checkpoints.pins import silent
+from slipway.checkpoints.verify import verify
 from slipway.errors import MissingFile, SlipwayError, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from slipway.checkpoints.pins import Pins
 
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 def main(job: dict[str, Any], folder: Path) -> int:
     """The exit code of `job`; `folder` is a temporary one for its lock files.
 
-    `job` has `locks` (texts), `dest`, `env` (variables to set, or to unset where null), and `do`: `fetch` with `argv`, or
-    `serve` with `address`.
+    `job` has `locks` (texts), `dest`, `env` (variables to set, or to unset where null), and `do`: `fetch` with `argv`,
+    `serve` with `address`, or `verify` with `level` and `workers`.
     """
     for name, value in job["env"].items():
         if value is None:
@@ -44,6 +46,8 @@ def main(job: dict[str, Any], folder: Path) -> int:
         return _serve([plain_lock.read(path) for path in paths], Path(job["dest"]), job["address"])
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     locks, root = [plain_lock.read(path) for path in paths], Path(job["dest"])
+    if job["do"] == "verify":
+        return _verify(locks, root, job["level"], job["workers"])
     there = [publish.published(lock, root) is not None for lock in locks]
     words = [word for path in paths for word in ("--lock", str(path))]
     code = host_command.main([*words, "--dest", job["dest"], *job["argv"]])
@@ -79,6 +83,19 @@ def _serve(locks: list[Pins], root: Path, address: str) -> int:
         return _failed(from_os_error(error, address, "serving the checkpoint to the other nodes"))
     except SlipwayError as error:
         return _failed(error)
+    return 0
+
+
+def _verify(locks: Sequence[Pins], root: Path, level: str, workers: int) -> int:
+    """One line of JSON per lock that agrees; the first that does not ends it with its error."""
+    for lock in locks:
+        folder = root / lock.repo.split("/")[1]
+        try:
+            done = verify(lock, folder, level=level, workers=workers)
+        except SlipwayError as error:
+            return _failed(error)
+        entry = {"repo": lock.repo, "revision": lock.revision, "folder": str(folder), **vars(done)}
+        print(json.dumps(entry), flush=True)  # noqa: T201 -- this is a command
     return 0
 
 

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from huggingface_hub import ModelInfo
-from pydantic import Field, StringConstraints, model_validator
+from huggingface_hub import ModelCardData, ModelInfo
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from slipway import documents
 from slipway.checkpoints import upstream
@@ -144,7 +144,7 @@ def resolve(
             files=files,
         )
     except ValueError as error:
-        raise _unlockable(hub, repo, error) from error
+        raise _unlockable(hub.endpoint, repo, error) from error
     progress.note(f"{repo}@{lock.revision}: {len(files)} files, {human_bytes(summary.total_bytes)}")
     return lock
 
@@ -266,7 +266,10 @@ def _files(info: ModelInfo, allow_patterns: Sequence[str] | None) -> tuple[Locke
 
 
 def _unlockable(place: object, what: str, error: ValueError) -> NetworkFailure:
-    said = "; ".join(line.strip() for line in str(error).splitlines()[1:] if not line.lstrip().startswith("For"))
+    found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+    said = "; ".join(
+        "".join(f"{key}: " for key in one["loc"]) + one["msg"].removeprefix("Value error, ") for one in found
+    )
     return NetworkFailure(
         place,
         f"says of {what} what cannot be locked: {said[:300]}",
@@ -278,8 +281,10 @@ def _unlockable(place: object, what: str, error: ValueError) -> NetworkFailure:
 def _licence(info: ModelInfo) -> str | None:
     """The licence id of the model card; a custom one by its own name."""
     card = info.card_data
-    name = card.get("license") if card else None
-    if name == "other" and card:
+    if not isinstance(card, ModelCardData):
+        return None
+    name = card.get("license")
+    if name == "other":
         name = card.get("license_name") or name
     return name if isinstance(name, str) and name.isprintable() and name else None
 

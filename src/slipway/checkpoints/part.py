@@ -15,20 +15,24 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints.pins import Hasher, digest_of
+from slipway.checkpoints.pins import Hasher, digest_of, plain_bytes
 from slipway.errors import from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from slipway.checkpoints.early import Look
     from slipway.checkpoints.pins import PinnedFile
 
 CHUNK_BYTES = 64 << 20
 """What is fetched again when one bit is wrong, and at most lost when a fetch is killed."""
 
-BUFFER_BYTES = 2 << 20
-"""Written at a time: large enough for O_DIRECT to reach the disk's speed, small enough to stay in a core's cache."""
+BUFFER_BYTES = 1 << 20
+"""Received, hashed and written at a time: large enough that a call costs nothing, small enough to stay in a core's cache."""
+
+DIRECT_BUFFER_BYTES = 2 << 20
+"""Written at a time past the page cache: nothing is copied then, and the disk likes it large."""
 
 PART, JOURNAL = ".part", ".journal"
 _BLOCK_BYTES = 4096
@@ -61,13 +65,17 @@ class Part:
     Raises: DiskFailure.
     """
 
-    def __init__(self, path: Path, file: PinnedFile, io: Io, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, path: Path, file: PinnedFile, io: Io, advance: Callable[[int], None], look: Look | None = None
+    ) -> None:
         self._path = path
+        self._look = look
         self._file = file
         self._io = io
         self._advance = advance
         self._direct = io.direct and file.size_bytes >= _BLOCK_BYTES
-        size = -(-min(BUFFER_BYTES, io.chunk_bytes, max(file.size_bytes, 1)) // _BLOCK_BYTES) * _BLOCK_BYTES
+        longest = DIRECT_BUFFER_BYTES if self._direct else BUFFER_BYTES
+        size = -(-min(longest, io.chunk_bytes, max(file.size_bytes, 1)) // _BLOCK_BYTES) * _BLOCK_BYTES
         # A map of its own begins on a page, as O_DIRECT demands.
         self._buffer = memoryview(mmap.mmap(-1, size))
         self._filled = self._told = self.received_bytes = 0
@@ -100,6 +108,11 @@ class Part:
         return dict(self._digests)
 
     @property
+    def problem(self) -> str:
+        """What is wrong with the header, as far as it has come; empty for what is no shard."""
+        return self._look.problem if self._look else ""
+
+    @property
     def at_chunk(self) -> bool:
         """Whether the next byte is a chunk's first."""
         return self.received_bytes % self._io.chunk_bytes == 0
@@ -126,7 +139,21 @@ class Part:
                 self._record(write=not ours)
             return True
         self._hasher, self.received_bytes, self._filled = before, start, 0
+        if self._look and not start:
+            self._look.restart()
         self._tell()
+        return False
+
+    def proved(self) -> bool:
+        """Whether all bytes are in the file already, put there by someone else, and right; if not, they are forgotten."""
+        while self.received_bytes < self._file.size_bytes:
+            if not self._copy(self._path, self._chunk_end(), write=False):
+                break
+            if self.received_bytes < self._file.size_bytes:
+                self._record(write=False)
+        if self.received_bytes == self._file.size_bytes and self.digest == digest_of(self._file):
+            return True
+        self.restart()
         return False
 
     def missing_until(self, donors: Sequence[Donor]) -> int | None:
@@ -138,6 +165,8 @@ class Part:
         """Forget every byte and what the journal says of them."""
         self._hasher, self.received_bytes, self._filled = Hasher(self._file), 0, 0
         self._digests.clear()
+        if self._look:
+            self._look.restart()
         self._tell()
         journal = _journal_of(self._path)
         if journal.exists():
@@ -209,7 +238,10 @@ class Part:
         return True
 
     def _grow(self, count: int, *, write: bool) -> None:
-        self._hasher.update(self._buffer[self._filled : self._filled + count])
+        piece = self._buffer[self._filled : self._filled + count]
+        self._hasher.update(piece)
+        if self._look:
+            self._look.take(piece)
         self._filled += count
         self.received_bytes += count
         if self._filled == len(self._buffer) or self.received_bytes == self._chunk_end() or self.at_chunk:
@@ -274,7 +306,7 @@ def part_name(file: PinnedFile) -> str:
 def read_journal(part: Path) -> dict[int, str]:
     """The digest up to the end of each chunk that was on disk; a line that was cut by a power loss is passed over."""
     try:
-        lines = _journal_of(part).read_text(encoding="ascii", errors="replace").splitlines()
+        lines = plain_bytes(_journal_of(part)).decode("ascii", "replace").splitlines()
     except OSError:
         return {}
     found = (_LINE.fullmatch(line) for line in lines)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
+import os
 import re
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,9 +16,13 @@ from slipway.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 MANIFEST = ".slipway-manifest.json"
 """Name of the file that a published folder holds besides the locked ones."""
+
+_LONGEST_BYTES = 256 << 20
+"""Longest index, config, manifest or record that is read into memory. M.1's index has 6 MB."""
 
 _REPO = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?/[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -95,6 +102,21 @@ class Hasher:
     @property
     def digest(self) -> str:
         return f"{self._kind}:{self._state.hexdigest()}"
+
+
+def plain_bytes(path: Path) -> bytes:
+    """The bytes of a small file that others may have put there: a pipe does not block, a link is not followed.
+
+    Raises: OSError, also for what is no regular file or is longer than any that is meant.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > _LONGEST_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return stream.read()
 
 
 def path_problem(path: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.checkpoints.pins import MANIFEST, digest_of, refuse_unsafe
+from slipway.checkpoints.pins import MANIFEST, digest_of, plain_bytes, refuse_unsafe
 from slipway.durable import remove_file, sync_folder, write_durably
 from slipway.errors import DiskFailure, UsageError, from_os_error
 
@@ -111,7 +111,7 @@ def files_in(folder: Path) -> list[str]:
 def read_manifest(folder: Path, lock: Pins) -> dict[str, Any]:
     """What the manifest in `folder` remembers per path; empty when there is none for this repository and revision."""
     try:
-        data = json.loads((folder / MANIFEST).read_bytes())
+        data = json.loads(plain_bytes(folder / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return {}  # without a manifest every file is doubtful, which is the safe answer
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -124,7 +124,7 @@ def read_manifest(folder: Path, lock: Pins) -> dict[str, Any]:
 def read_any_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     """What the manifest in `folder` remembers per path, whatever repository and revision it is of."""
     try:
-        data = json.loads((folder / MANIFEST).read_bytes())
+        data = json.loads(plain_bytes(folder / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return {}
     files = data.get("files") if isinstance(data, dict) and data.get("schema") == SCHEMA else None
@@ -134,7 +134,7 @@ def read_any_manifest(folder: Path) -> dict[str, dict[str, Any]]:
 def read_chunks(folder: Path) -> dict[str, dict[int, str]]:
     """Per path, the digest of the file up to the end of each chunk, as the manifest in `folder` remembers them."""
     try:
-        found = json.loads((folder / MANIFEST).read_bytes())["prefix_digests"]
+        found = json.loads(plain_bytes(folder / MANIFEST))["prefix_digests"]
         return {path: {int(end): str(digest) for end, digest in digests.items()} for path, digests in found.items()}
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return {}  # without them a damaged file is fetched whole
@@ -162,7 +162,7 @@ def remember_links(folder: Path, paths: Collection[str]) -> None:
 
     Raises: DiskFailure.
     """
-    data = json.loads((folder / MANIFEST).read_bytes())
+    data = json.loads(plain_bytes(folder / MANIFEST))
     for path in paths:
         status, known = os.lstat(folder / path), data["files"][path]
         now = (status.st_size, status.st_ino, status.st_mtime_ns)
@@ -218,6 +218,7 @@ class Places:
                     folder.mkdir(mode=0o755)
                 except FileExistsError:
                     _refuse_link(folder)
+            refuse_links(self.root)
         except OSError as error:
             raise from_os_error(error, self.root, "preparing the checkpoint folder") from error
         if not (adopt and self.foreign):
@@ -286,6 +287,16 @@ class Places:
                 f"it must be Slipway's link into {self.store.relative_to(self.root)}",
                 "move it away, take over what is right in it with --adopt, or fetch into another folder with --dest",
             )
+
+
+def refuse_links(root: Path) -> None:
+    """Nothing, when Slipway's own folders under `root` are folders, as far as they exist: what is in them may be removed.
+
+    Raises: DiskFailure.
+    """
+    for folder in (root / ".store", root / ".store" / ".staging", root / ".store" / ".records"):
+        if os.path.lexists(folder):
+            _refuse_link(folder)
 
 
 def _refuse_link(folder: Path) -> None:

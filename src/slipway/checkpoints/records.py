@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.checkpoints.pins import MANIFEST, digest_of
+from slipway.checkpoints.pins import MANIFEST, digest_of, plain_bytes
+from slipway.checkpoints.publish import refuse_links
 from slipway.durable import write_durably
 from slipway.errors import SlipwayError
 
@@ -132,12 +133,13 @@ def _read(place: Path | None, schema: str) -> dict[str, Any]:
     if place is None:
         return {}
     try:
-        data = json.loads(place.read_bytes())
+        data = json.loads(plain_bytes(place))
     except (OSError, ValueError, RecursionError):
         return {}  # without a record nothing is claimed
     return data if isinstance(data, dict) and data.get("schema") == schema else {}
 
 
 def _write(place: Path, data: dict[str, Any]) -> None:
+    refuse_links(place.parents[4])
     place.parent.mkdir(parents=True, exist_ok=True)
     write_durably(place, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())

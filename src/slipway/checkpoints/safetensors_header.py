@@ -73,6 +73,17 @@ def read(path: Path, *, shapes_of: str = "", allow_sparse: bool = False) -> Head
     return Header(names, shapes, status.st_size)
 
 
+def names(start: bytes, size_bytes: int) -> set[str]:
+    """The tensors of a file of `size_bytes` bytes that begins with `start`: its whole header, or 200 bytes of what has none.
+
+    Raises: Unreadable.
+    """
+    text = _text_of(start, size_bytes)
+    data_bytes = size_bytes - 8 - len(text)
+    usual = header_scan.scan(text, data_bytes, BITS, "")
+    return usual[0] if usual else set(parse(text, data_bytes))
+
+
 def parse(text: bytes, data_bytes: int) -> dict[str, dict[str, Any]]:
     """The tensors that the header `text` describes, when they cover exactly `data_bytes` bytes of data.
 
@@ -143,15 +154,23 @@ def _bits(entry: dict[str, Any], begin: object, end: object) -> int:
 
 
 def _header_text(descriptor: int, size: int) -> bytes:
-    start = os.pread(descriptor, 8, 0)
-    length = int.from_bytes(start, "little")
-    if len(start) == 8 and 0 < length <= min(MAX_HEADER_BYTES, size - 8):
-        text = os.pread(descriptor, length, 8)
-        if len(text) == length and (text[:1] == b"{" or not _what_else(start + text[:120])):
+    start = os.pread(descriptor, 200, 0)
+    length = int.from_bytes(start[:8], "little")
+    if 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+        start = os.pread(descriptor, length + 8, 0)
+    return _text_of(start, size)
+
+
+def _text_of(start: bytes, size: int) -> bytes:
+    """The header's text out of the first bytes of a file of `size` bytes: all of the header, or 200 where there is none."""
+    length = int.from_bytes(start[:8], "little")
+    if 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+        text = start[8 : 8 + length]
+        if len(text) == length and (text[:1] == b"{" or not _what_else(start[:128])):
             if text.strip(b"\0") == b"":
                 raise Unreadable("has a header of zero bytes")
             return text
-    said = _what_else(os.pread(descriptor, 200, 0))
+    said = _what_else(start[:200])
     if said:
         raise Unreadable(said)
     if size < 8:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.part import JOURNAL, PART, Donor, read_journal
+from slipway.checkpoints.pins import plain_bytes
 from slipway.durable import write_durably
 from slipway.errors import DiskFailure, from_os_error
 
@@ -89,7 +90,7 @@ def claim(root: Path, place: Place, names: Collection[str]) -> dict[str, list[Do
             left = Place(other.parent)
             if left == place:
                 continue
-            owned, here = _is_owned(left.folder), _owner_is_here(left.folder)
+            owned, here = is_owned(left.folder), _owner_is_here(left.folder)
             if owned and here:
                 continue  # a living process of this host: the lock, where it works, makes us wait for it
             for part in _proved(left):
@@ -132,7 +133,7 @@ def remove_litter(root: Path, progress: Progress) -> None:
             if left.is_symlink():
                 if time.time() - left.lstat().st_mtime > _SWAP_S:
                     left.unlink()
-            elif not _is_owned(left) and not (_proved(Place(left)) and time.time() - _newest_s(left) < _KEPT_S):
+            elif not is_owned(left) and not (_proved(Place(left)) and time.time() - last_written_s(left) < _KEPT_S):
                 remove_tree(left)
                 progress.note(f"removed what an interrupted fetch left in {left}")
     except OSError as error:
@@ -158,6 +159,30 @@ def one_at_a_time(root: Path, repo: str, progress: Progress) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_owned(place: Path) -> bool:
+    """Whether the fetch that made the staging folder `place` may still be running."""
+    owner = _owner(place)
+    if not _owner_is_here(place):
+        # A process elsewhere cannot be looked up; its files can.
+        return time.time() - last_written_s(place) < _ABANDONED_S
+    if owner.get("boot") != _self()["boot"]:
+        return False
+    pid = owner.get("pid")
+    return isinstance(pid, int) and _started(pid) == owner.get("started") is not None
+
+
+def last_written_s(place: Path) -> float:
+    """When anything in `place` was last written to, in seconds since the epoch."""
+    newest = place.stat().st_mtime
+    for parent, _, files in os.walk(place):
+        for name in files:
+            try:
+                newest = max(newest, os.lstat(os.path.join(parent, name)).st_mtime)  # noqa: PTH118
+            except FileNotFoundError:
+                continue  # its owner is at work
+    return newest
 
 
 def remove_tree(folder: Path) -> None:
@@ -212,18 +237,6 @@ def _take(part: Path, place: Place) -> Path | None:
     return mine
 
 
-def _is_owned(place: Path) -> bool:
-    """Whether the fetch that made `place` may still be running."""
-    owner = _owner(place)
-    if not _owner_is_here(place):
-        # A process elsewhere cannot be looked up; its files can.
-        return time.time() - _newest_s(place) < _ABANDONED_S
-    if owner.get("boot") != _self()["boot"]:
-        return False
-    pid = owner.get("pid")
-    return isinstance(pid, int) and _started(pid) == owner.get("started") is not None
-
-
 def _owner_is_here(place: Path) -> bool:
     """Whether the fetch that made `place` ran where its process could be seen from here."""
     owner, me = _owner(place), _self()
@@ -232,7 +245,7 @@ def _owner_is_here(place: Path) -> bool:
 
 def _owner(place: Path) -> dict[str, Any]:
     try:
-        owner = json.loads((place / _OWNER).read_bytes())
+        owner = json.loads(plain_bytes(place / _OWNER))
     except (OSError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}
@@ -265,14 +278,3 @@ def _text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _newest_s(place: Path) -> float:
-    newest = place.stat().st_mtime
-    for parent, _, files in os.walk(place):
-        for name in files:
-            try:
-                newest = max(newest, os.lstat(os.path.join(parent, name)).st_mtime)  # noqa: PTH118
-            except FileNotFoundError:
-                continue  # its owner is at work
-    return newest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints import safetensors_header
 from slipway.checkpoints.findings import Finding, refuse
-from slipway.checkpoints.pins import path_problem
+from slipway.checkpoints.pins import path_problem, plain_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +109,7 @@ class _Part:
         stale = sorted(set(self._shards) - named)
         absent = sorted(name for name in named if name not in self._shards)
         if stale and absent:
-            text = f"is stale: it names {_few(absent)}, which are absent, and not {_few(stale)}, which are there"
+            text = f"is stale: it names {few(absent)}, which are absent, and not {few(stale)}, which are there"
             return [self._finding(self._indexes[0], text)]
         findings += [self._finding(name, "is a stale shard: no index names it; remove it") for name in stale]
         return findings
@@ -155,10 +155,10 @@ class _Part:
         placed = {tensor for tensor, place in weight_map.items() if place == shard}
         findings = []
         if placed - names:
-            text = f"lacks {_few(sorted(placed - names))}, which {index} places in it"
+            text = f"lacks {few(sorted(placed - names))}, which {index} places in it"
             findings.append(self._finding(shard, text))
         if names - placed:
-            text = f"holds {_few(sorted(names - placed))}, which {index} does not place in it"
+            text = f"holds {few(sorted(names - placed))}, which {index} does not place in it"
             findings.append(self._finding(shard, text))
         return findings
 
@@ -174,7 +174,7 @@ class _Part:
     def _json(self, name: str) -> tuple[dict[str, Any], str]:
         """A JSON object of this folder, and why it is none."""
         try:
-            data = json.loads((self._here / name).read_bytes().decode("utf-8"))
+            data = json.loads(plain_bytes(self._here / name).decode("utf-8"))
         except (ValueError, RecursionError):
             return {}, "is not JSON"
         except OSError as error:
@@ -203,11 +203,12 @@ def gate_rows(config: dict[str, Any], layer: int) -> int | None:
     return heads * head_dim if gating == "per-element" and type(head_dim) is int else None
 
 
+def few(names: list[str]) -> str:
+    """The first of `names`, fit to be printed, and how many more there are."""
+    shown = ", ".join(ascii(name)[1:-1][:120] for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
 def _agree(shard: str, count: int, weight_map: dict[str, str], names: set[str]) -> bool:
     """Whether the `count` tensors that the map places in `shard` are just those that it holds."""
     return count == len(names) == list(map(weight_map.get, names)).count(shard)
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(ascii(name)[1:-1][:120] for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

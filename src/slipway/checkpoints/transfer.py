@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slipway.checkpoints.pins import digest_of
 from slipway.checkpoints.transport import Answer, Failed, Refused, Transport
@@ -15,6 +15,7 @@ from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from slipway.checkpoints.part import Donor, Part
     from slipway.checkpoints.pins import PinnedFile
@@ -39,6 +40,22 @@ class Patience:
     wait: Callable[[float], Any] | None = None
 
 
+class Carrier(Protocol):
+    """Another way by which whole files come. What it brings is hashed before it counts; what it fails to bring comes by HTTP."""
+
+    def carries(self, file: PinnedFile) -> bool:
+        """Whether it knows `file`."""
+
+    def bring(self, file: PinnedFile, path: Path, advance: Callable[[int], None], stall_s: float) -> None:
+        """Nothing; `path` then holds what is said to be `file`. `advance` is told the bytes as they come.
+
+        Raises: Failed; also when nothing came for `stall_s` seconds.
+        """
+
+    def cancel(self) -> None:
+        """Make every running `bring` end soon."""
+
+
 class Cancelled(Exception):
     """Another file failed for good, or the user interrupted."""
 
@@ -59,6 +76,14 @@ class Transfer:
         self._cancelled.set()
         self._transport.cut()
 
+    def refuse_cancelled(self) -> None:
+        """Nothing.
+
+        Raises: Cancelled after `cancel`.
+        """
+        if self._cancelled.is_set():
+            raise Cancelled
+
     def receive(self, file: PinnedFile, part: Part, donors: Sequence[Donor] = ()) -> None:
         """Nothing; `part` then holds the locked bytes, on disk (fsync) and read-only.
 
@@ -74,11 +99,12 @@ class Transfer:
             if found == digest_of(file):
                 part.finish()
                 return
+            header = bool(part.problem)
             part.restart()
             if not helpers:
                 got.append(found)
                 urls.rotate(-1)
-        raise _mismatch(urls[0], file, *got)
+        raise _mismatch(urls[0], file, got, header=header)
 
     def _whole(self, file: PinnedFile, part: Part, donors: Sequence[Donor], urls: deque[str]) -> str:
         """The digest of all bytes of `file` as they came, or what else was wrong with them.
@@ -103,14 +129,15 @@ class Transfer:
     def _once(self, file: PinnedFile, part: Part, donors: Sequence[Donor], url: str) -> str:
         """One try; goes on where the last one ended."""
         while part.received_bytes < file.size_bytes:
-            if self._cancelled.is_set():
-                raise Cancelled
+            self.refuse_cancelled()
+            if part.problem:
+                return part.problem
             if donors and part.at_chunk and any(part.offer(donor) for donor in donors):
                 continue
             problem = self._request(file, part, url, part.missing_until(donors))
             if problem:
                 return problem
-        return part.digest
+        return part.problem or part.digest
 
     def _request(self, file: PinnedFile, part: Part, url: str, end: int | None) -> str:
         """What is wrong with one answer to one request; empty when it brought all that was asked for."""
@@ -127,6 +154,8 @@ class Transfer:
             if answer.start != start:
                 part.restart()
             self._drain(answer, part, file.size_bytes)
+            if part.problem:
+                return part.problem
             if part.received_bytes < (end or file.size_bytes):
                 text = f"the connection ended after {part.received_bytes} of {file.size_bytes} bytes"
                 raise Failed(text, again=True)
@@ -140,11 +169,12 @@ class Transfer:
         since_s, since_bytes = time.monotonic(), part.received_bytes
         while part.received_bytes < size_bytes:
             count = answer.read_into(part.room)
-            if self._cancelled.is_set():
-                raise Cancelled
+            self.refuse_cancelled()
             if not count:
                 return
             part.took(count)
+            if part.problem:
+                return
             now_s = time.monotonic()
             if now_s - since_s >= self._patience.stall_s:
                 if part.received_bytes - since_bytes < self._patience.min_bytes_per_stall:
@@ -162,8 +192,7 @@ class Transfer:
 
         Raises: what the failure means to the user, when there is no next try; Cancelled.
         """
-        if self._cancelled.is_set():
-            raise Cancelled
+        self.refuse_cancelled()
         patience = self._patience
         asked_s = failure.retry_after_s if isinstance(failure, Refused) else None
         if self._is_final(failure, failures):
@@ -171,18 +200,19 @@ class Transfer:
         backoff_s = min(patience.max_wait_s, patience.base_wait_s * 2 ** (failures - 1)) * random.uniform(0.5, 1)  # noqa: S311
         wait = self._cancelled.wait if patience.wait is None else patience.wait
         wait(max(asked_s or 0, backoff_s))
-        if self._cancelled.is_set():
-            raise Cancelled
+        self.refuse_cancelled()
 
 
-def _mismatch(url: str, file: PinnedFile, first: str, second: str) -> IntegrityMismatch:
+def _mismatch(url: str, file: PinnedFile, got: Sequence[str], *, header: bool) -> IntegrityMismatch:
+    first, second = got
     what = (
         "upstream serves other bytes than the lock names" if first == second else "the way from upstream spoils bytes"
     )
-    got = first if first == second else f"{first}, then {second}"
+    if header and first == second:
+        what = "the repository was published so, or " + what
     return IntegrityMismatch(
         file.path,
-        f"expected {digest_of(file)} and {file.size_bytes} bytes, got {got}",
+        f"expected {digest_of(file)} and {file.size_bytes} bytes, got {first if first == second else f'{first}, then {second}'}",
         f"{what} ({url}, fetched twice)",
         "nothing was published; try another HF_ENDPOINT, or make the lock anew if the repository was rewritten",
     )

@@ -11,25 +11,29 @@ import ssl
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, getproxies
+from urllib.request import AbstractHTTPHandler, HTTPHandler, OpenerDirector, ProxyHandler, Request, getproxies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from slipway.checkpoints.hub import Hub
 
 _MAX_REDIRECTS = 5
 _AGENT = "slipway-fetch"
 
-_GATHER_BYTES = 1 << 18
+_GATHER_BYTES = 1 << 20
 """Handed on at a time: enough that Python costs little per byte, and still in the core's cache when it is hashed."""
 
 _GATHER_S = 0.25
+
+_SAID_CHARS = 200
+"""Most of what a server says that is repeated in an error."""
 
 
 class Failed(Exception):
@@ -47,7 +51,7 @@ class Refused(Failed):
     def __init__(self, status: int, code: str, *, by_hub: bool, retry_after_s: float | None) -> None:
         # A signed address expires; the hub gives a fresh one at the next try.
         again = status in {408, 429} or status >= 500 or not by_hub
-        super().__init__(f"HTTP {status}{f' {code}' if code else ''}", again=again)
+        super().__init__(f"HTTP {status}{f' {_plain(code)}' if code else ''}", again=again)
         self.status = status
         self.code = code
         self.by_hub = by_hub
@@ -130,6 +134,7 @@ class Transport:
         self._stall_s = stall_s
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._asking = threading.local()
         self._is_cut = False
         self._opener = OpenerDirector()
         for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
@@ -152,10 +157,8 @@ class Transport:
             if status not in {301, 302, 303, 307, 308}:
                 by_hub = _origin(url) == _origin(origin)
                 raise Refused(status, headers.get("X-Error-Code", ""), by_hub=by_hub, retry_after_s=_wait_s(headers))
-            url = urljoin(url, headers.get("Location", ""))
-            if urlsplit(url).scheme not in {"http", "https"} or (
-                origin.startswith("https:") > url.startswith("https:")
-            ):
+            url = _redirected(url, headers.get("Location", ""))
+            if origin.startswith("https:") > url.startswith("https:"):
                 raise Failed(f"a redirect leads to {_shown(url)}, which is not followed", again=False)
         raise Failed(f"more than {_MAX_REDIRECTS} redirects", again=False)
 
@@ -173,14 +176,42 @@ class Transport:
         if self._hub.token and _origin(url) == _origin(self._hub.endpoint):
             request.add_unredirected_header("Authorization", f"Bearer {self._hub.token}")
         try:
-            response = self._opener.open(request, timeout=self._stall_s)
+            with self._deadline() as late:
+                response = self._opener.open(request, timeout=self._stall_s)
         except (OSError, HTTPException, ValueError) as error:
+            if late.is_set():
+                raise _late() from error
             raise _failed(error) from error
+        if late.is_set():
+            response.close()  # headers that were cut short read as if they had ended
+            raise _late()
         if not isinstance(response, HTTPResponse):
             raise Failed(f"no way to ask {_shown(url)}", again=False)
         return response
 
+    @contextmanager
+    def _deadline(self) -> Iterator[threading.Event]:
+        """Set when the block took longer than `stall_s`; its connection is then ended. A socket's own limit bounds one read
+        only, and a server may drip headers for ever."""
+        late = threading.Event()
+        self._asking.connection = None
+        asking = self._asking.__dict__
+
+        def end() -> None:
+            late.set()
+            if asking["connection"] is not None:
+                _end(asking["connection"])
+
+        timer = threading.Timer(self._stall_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+
     def _keep(self, connection: socket.socket) -> None:
+        self._asking.connection = connection
         with self._lock:
             self._open.add(connection)
             if self._is_cut:
@@ -196,14 +227,21 @@ class _Http(HTTPHandler):
         return self.do_open(_kept(HTTPConnection, self._keep), req)
 
 
-class _Https(HTTPSHandler):
+class _Https(AbstractHTTPHandler):
+    # Not HTTPSHandler: newer ones load the certificates when they are made.
+    https_request = AbstractHTTPHandler.do_request_
+
     def __init__(self, keep: Any) -> None:
-        # The default context reads SSL_CERT_FILE and SSL_CERT_DIR.
-        self._tls = ssl.create_default_context()
-        super().__init__(context=self._tls)
+        super().__init__()
         self._keep = keep
+        self._lock = threading.Lock()
+        self._tls: ssl.SSLContext | None = None
 
     def https_open(self, req: Request) -> HTTPResponse:
+        with self._lock:
+            if self._tls is None:
+                # It reads SSL_CERT_FILE and SSL_CERT_DIR, or hundreds of certificates: not before one is needed.
+                self._tls = ssl.create_default_context()
         return self.do_open(_kept(HTTPSConnection, self._keep), req, context=self._tls)
 
 
@@ -226,14 +264,20 @@ def _end(connection: socket.socket) -> None:
 
 
 def _answer(response: HTTPResponse, start: int) -> Answer:
-    length = response.headers.get("Content-Length", "")
+    length = _number(response.headers.get("Content-Length", ""))
     if response.status == 206:
-        match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        match = re.fullmatch(
+            r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)", response.headers.get("Content-Range", "").strip()
+        )
         if match is None or int(match[1]) != start:
             response.close()
             raise Failed("the server answered another range than it was asked for", again=False)
         return Answer(response, start, None if match[2] == "*" else int(match[2]))
-    return Answer(response, 0, int(length) if length.isdigit() else None)
+    return Answer(response, 0, length)
+
+
+def _late() -> Failed:
+    return Failed("no whole answer came before the time limit", again=True)
 
 
 def _failed(error: Exception) -> Failed:
@@ -244,20 +288,47 @@ def _failed(error: Exception) -> Failed:
     if isinstance(reason, socket.timeout):
         return Failed("nothing came before the time limit", again=True)
     said = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-    return Failed(f"{said or type(reason).__name__}".lower(), again=True)
+    return Failed(_plain(said or type(reason).__name__).lower(), again=True)
 
 
 def _wait_s(headers: Any) -> float | None:
     """Seconds that the server asks to wait: Retry-After, or the reset time of an exhausted RateLimit."""
     after = str(headers.get("Retry-After", "")).strip()
-    if after.isdigit():
-        return float(after)
+    seconds = _number(after)
+    if seconds is not None:
+        return float(seconds)
     try:
         return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         pass  # no date either; perhaps the other header says it
     match = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,6})", str(headers.get("RateLimit", "")))
     return float(match[1]) if match else None
+
+
+def _number(text: str) -> int | None:
+    """The number that a header says; None for what is none, or is longer than any that is meant."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text.strip()) else None
+
+
+def _redirected(url: str, location: str) -> str:
+    """Where an answer of `url` sends us.
+
+    Raises: Failed when that is nowhere.
+    """
+    try:
+        target = urljoin(url, location)
+        parts = urlsplit(target)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        target, usable = location, False
+    if not usable or not target.isascii() or not target.isprintable() or " " in target:
+        raise Failed(f"a redirect leads to {_plain(target.partition('?')[0])}, which is not followed", again=False)
+    return target
+
+
+def _plain(text: str) -> str:
+    """What a server says, as it may be printed: on one line, without what moves a terminal's cursor."""
+    return ascii(text[:_SAID_CHARS])[1:-1]
 
 
 def _origin(url: str) -> tuple[str, str, int]:

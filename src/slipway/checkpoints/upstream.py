@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx2
-from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub import HfApi, ModelInfo, get_session
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -20,13 +20,14 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from slipway.checkpoints import asking
 from slipway.checkpoints.hub import Hub, offline
 from slipway.checkpoints.pins import Hasher, PinnedFile, digest_of
 from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError
 from slipway.progress import Progress
 
 TIMEOUT_S = 60.0
-"""How long the hub may take for the listing of one repository."""
+"""How long the hub may take for one question about a repository, from the first byte asked to the last one answered."""
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 32 << 20
@@ -45,7 +46,10 @@ def model_info(hub: Hub, repo: str, revision: str) -> ModelInfo:
     with _translated(hub, f"{repo}@{revision}"):
         # Without a token the library would look for one by itself; what was read from the environment is all there is.
         api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
-        return api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        if not all(isinstance(sibling.rfilename, str) for sibling in info.siblings or []):
+            raise TypeError("the name of a file is no text")
+        return info
 
 
 def xet_hashes(hub: Hub, repo: str, revision: str, paths: Sequence[str], progress: Progress) -> dict[str, str]:
@@ -56,11 +60,11 @@ def xet_hashes(hub: Hub, repo: str, revision: str, paths: Sequence[str], progres
         with _translated(hub, f"{repo}@{revision}"):
             api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
             found = api.get_paths_info(repo, list(paths), revision=revision)
+            hashes = {entry.path: getattr(entry, "xet_hash", None) for entry in found}
+            return {path: text for path, text in hashes.items() if text and re.fullmatch("[0-9a-f]{64}", text)}
     except SlipwayError as error:
         progress.note(f"no xet hashes for {repo}: {error}")
         return {}
-    hashes = {entry.path: getattr(entry, "xet_hash", None) for entry in found}
-    return {path: text for path, text in hashes.items() if text and re.fullmatch("[0-9a-f]{64}", text)}
 
 
 def tensor_count(hub: Hub, repo: str, revision: str, files: Sequence[PinnedFile], progress: Progress) -> int | None:
@@ -84,7 +88,7 @@ def _bytes(hub: Hub, repo: str, revision: str, file: PinnedFile) -> bytes:
     hasher, pieces, size = Hasher(file), [], 0
     headers = {"Authorization": f"Bearer {hub.token}"} if hub.token else {}
     url = hub.file_url(repo, revision, file.path)
-    with httpx2.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
         answer.raise_for_status()
         for piece in answer.iter_bytes():
             size += len(piece)
@@ -100,7 +104,8 @@ def _bytes(hub: Hub, repo: str, revision: str, file: PinnedFile) -> bytes:
 @contextmanager
 def _translated(hub: Hub, place: str) -> Iterator[None]:
     try:
-        yield
+        with asking.bounded(TIMEOUT_S):
+            yield
     except OfflineModeIsEnabled:
         raise offline(hub.endpoint) from None
     except HfHubHTTPError as error:
@@ -110,7 +115,7 @@ def _translated(hub: Hub, place: str) -> Iterator[None]:
         raise NetworkFailure(
             hub.endpoint, f"does not answer ({said[:200]})", "", "check the network, HF_ENDPOINT and proxies"
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NetworkFailure(
             hub.endpoint,
             f"answers about {place} what no hub answers ({type(error).__name__})",

@@ -9,7 +9,6 @@ Source: huggingface_hub 2.4.0 (hf_api.py, file_download.py, utils/_http.py), rea
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import socket
 import sys
@@ -27,23 +26,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from slipway.errors import MissingFile, SlipwayError, UsageError
+from slipway.reference.hub_body import FileBody
 from slipway.reference.hub_faults import BODY_KINDS, Fault, Faults
 from slipway.reference.hub_tree import LFS_FROM_BYTES, Blob, Commit, Repositories
-
-_PIECE_BYTES = 1 << 18
+from slipway.reference.hub_xet import ChunkStore
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the hub behaves: `gated` repositories need one of `tokens`; `redirect` sends LFS files to another host name."""
+    """How the hub behaves: `gated` repositories need one of `tokens`; `redirect` sends LFS files to another host name; with
+    `xet`, a folder, they are kept in a chunk store there as well."""
 
     tokens: frozenset[str] = frozenset()
     gated: frozenset[str] = frozenset()
     redirect: bool = False
     lfs_from_bytes: int = LFS_FROM_BYTES
+    xet: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def build(root: Path, hub: Hub, options: Options) -> Starlette:
     """
     if not root.is_dir():
         raise MissingFile(root, "no such folder", "a hub serves ROOT/<owner>/<name>/", "create it or correct --root")
-    answers = _Answers(Repositories(root, options.lfs_from_bytes), hub, options)
+    store = ChunkStore(options.xet) if options.xet else None
+    answers = _Answers(Repositories(root, options.lfs_from_bytes, store), hub, options, store)
     model = "/api/models/{owner}/{name}"
     return Starlette(
         routes=[
@@ -102,6 +103,7 @@ def build(root: Path, hub: Hub, options: Options) -> Starlette:
             Route(model + "/tree/{revision}", answers.tree),
             Route(model + "/tree/{revision}/{path:path}", answers.tree),
             Route(model + "/paths-info/{revision:path}", answers.paths_info, methods=["POST"]),
+            Route(model + "/xet-read-token/{revision:path}", answers.xet_token),
             Route("/{owner}/{name}/resolve/{revision}/{path:path}", answers.resolve, methods=["GET", "HEAD"]),
             Route("/cdn/{owner}/{name}/{revision}/{path:path}", answers.storage, methods=["GET", "HEAD"]),
         ],
@@ -126,8 +128,9 @@ async def _refused(_: Request, refusal: Exception) -> Response:
 class _Answers:
     """One method per endpoint."""
 
-    def __init__(self, repositories: Repositories, hub: Hub, options: Options) -> None:
+    def __init__(self, repositories: Repositories, hub: Hub, options: Options, store: ChunkStore | None) -> None:
         self._repositories = repositories
+        self._store = store
         self._hub = hub
         self._options = options
 
@@ -167,12 +170,21 @@ class _Answers:
         everything = {entry["path"]: entry for entry in commit.entries("", recursive=True)}
         return JSONResponse([everything[path] for path in paths if path in everything])
 
+    async def xet_token(self, request: Request) -> Response:
+        await self._commit(request)
+        if self._store is None:
+            raise _Refusal(404, "", "No chunk store")
+        return JSONResponse({}, headers=self._store.headers())
+
     async def resolve(self, request: Request) -> Response:
         repo, commit = await self._commit(request)
         blob = self._blob(request, commit)
         headers = {"X-Repo-Commit": commit.revision, "ETag": f'"{blob.etag}"', "Accept-Ranges": "bytes"}
         if blob.sha256:
             headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(blob.size_bytes)}
+            if blob.xet_hash:
+                route = f"{self._hub.url}/api/models/{repo}/xet-read-token/{commit.revision}"
+                headers |= {"X-Xet-Hash": blob.xet_hash, "X-Xet-Refresh-Route": route}
             if self._options.redirect:
                 # Another host name for the same server, as a content network is: the token must not follow.
                 place = f"http://localhost:{request.url.port}/cdn/{repo}/{commit.revision}/{quote(blob.path)}"
@@ -256,69 +268,7 @@ class _Answers:
         status = 206 if "Content-Range" in headers else 200
         if request.method == "HEAD":
             return Response(status_code=status, headers=headers)
-        return _FileBody(blob.source, span, faults, status, headers)
-
-
-class _FileBody(Response):
-    """Part of a file as an answer, with the faults that act on its bytes."""
-
-    def __init__(
-        self, source: Path, span: tuple[int, int], faults: list[Fault], status: int, headers: dict[str, str]
-    ) -> None:
-        super().__init__(status_code=status, headers=headers)
-        self._source = source
-        self._span = span
-        self._faults = faults
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        first, end = self._span
-        stops = [fault for fault in self._faults if fault.kind in {"close", "stall", "slow"}]
-        stop = min(stops, key=lambda fault: fault.at, default=None)
-        with self._source.open("rb") as stream:
-            stream.seek(first)
-            place, limit = first, min(end, first + stop.at) if stop else end
-            while place < limit and (piece := stream.read(min(_PIECE_BYTES, limit - place))):
-                await self._send(send, self._spoil(place, piece))
-                place += len(piece)
-            if stop is None:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            elif stop.kind == "close":
-                # The server drops the connection of an application that fails half-way.
-                raise ConnectionAbortedError("injected end of connection")
-            elif stop.kind == "stall":
-                await _until_gone(receive)
-            else:
-                await self._trickle(stream.read(end - place), place, receive, send)
-
-    async def _trickle(self, rest: bytes, place: int, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_until_gone(receive))
-        for offset in range(len(rest)):
-            await asyncio.wait([gone], timeout=0.05)
-            if gone.done():
-                return
-            await self._send(send, self._spoil(place + offset, rest[offset : offset + 1]))
-        gone.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, piece: bytes) -> None:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    def _spoil(self, place: int, piece: bytes) -> bytes:
-        """The bytes of `piece`, which stands at `place` of the file, with flips and zeros applied."""
-        for fault in self._faults:
-            offset = fault.at - place
-            if fault.kind == "flip" and 0 <= offset < len(piece):
-                piece = piece[:offset] + bytes([piece[offset] ^ 1]) + piece[offset + 1 :]
-            elif fault.kind == "zero-tail" and offset < len(piece):
-                kept = max(offset, 0)
-                piece = piece[:kept] + bytes(len(piece) - kept)
-        return piece
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        return FileBody(blob.source, span, faults, status, headers)
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
@@ -377,10 +327,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, required=True, help="folder with <owner>/<name>/ inside")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--gated", action="append", default=[], metavar="OWNER/NAME")
+    parser.add_argument("--xet", type=Path, help="keep LFS files in a chunk store in this folder too")
     parser.add_argument("--redirect", action="store_true", help="answer LFS files with a redirect to another host name")
     given = parser.parse_args(argv)
     token = os.environ.get("SLIPWAY_HUB_TOKEN", "")
-    options = Options(frozenset({token} - {""}), frozenset(given.gated), given.redirect)
+    options = Options(frozenset({token} - {""}), frozenset(given.gated), given.redirect, xet=given.xet)
     hub = Hub("", Faults())
     try:
         application = build(given.root, hub, options)

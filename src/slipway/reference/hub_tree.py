@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from slipway.errors import MissingFile
+from slipway.reference.hub_xet import ChunkStore
 
 REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 """One half of `owner/name`: no leading dot, so `..` and hidden folders can never be named."""
@@ -33,6 +34,7 @@ class Blob:
     size_bytes: int
     git_sha1: str
     sha256: str | None
+    xet_hash: str | None = None
 
     @property
     def etag(self) -> str:
@@ -44,6 +46,8 @@ class Blob:
         entry: dict[str, Any] = {"type": "file", "path": self.path, "size": self.size_bytes, "oid": self.git_sha1}
         if self.sha256:
             entry["lfs"] = {"oid": self.sha256, "size": self.size_bytes, "pointerSize": len(_pointer(self))}
+        if self.xet_hash:
+            entry["xetHash"] = self.xet_hash
         return entry
 
     def as_sibling(self, *, blobs: bool) -> dict[str, Any]:
@@ -94,8 +98,10 @@ class Commit:
 class Repositories:
     """Every repository under a root folder; digests are remembered per file identity, so a repeat costs a stat."""
 
-    def __init__(self, root: Path, lfs_from_bytes: int = LFS_FROM_BYTES) -> None:
+    def __init__(self, root: Path, lfs_from_bytes: int = LFS_FROM_BYTES, store: ChunkStore | None = None) -> None:
         self.root = root
+        self._store = store
+        self._stored: dict[str, str] = {}
         self._lfs_from_bytes = lfs_from_bytes
         self._lock = threading.Lock()
         self._digests: dict[tuple[int, int, int, int], tuple[str, str]] = {}
@@ -148,8 +154,18 @@ class Repositories:
         if path.endswith(".safetensors") or status.st_size >= self._lfs_from_bytes:
             blob = Blob(path, source, status.st_size, "", sha256)
             pointer = _pointer(blob)
-            return Blob(path, source, status.st_size, _sha1(b"blob %d\0" % len(pointer) + pointer), sha256)
+            pointer_sha1 = _sha1(b"blob %d\0" % len(pointer) + pointer)
+            return Blob(path, source, status.st_size, pointer_sha1, sha256, self._xet_hash(source, sha256))
         return Blob(path, source, status.st_size, sha1, None)
+
+    def _xet_hash(self, source: Path, sha256: str) -> str | None:
+        """How the chunk store names the bytes of `source`, put there at the first question; None without a store."""
+        if self._store is None:
+            return None
+        with self._lock:
+            if sha256 not in self._stored:
+                self._stored[sha256] = self._store.put(source)
+            return self._stored[sha256]
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
