@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +27,9 @@ hypothesis.settings.load_profile("slipway")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _KEPT = {"PATH", "LANG", "LC_ALL", "TERM", "TMPDIR", "CI", "VIRTUAL_ENV"}
-"""Variables that a test may see from the outside; coverage's own are kept too, so that subprocesses are measured."""
+"""Variables that a test may see from the outside; coverage's own are kept too, so that subprocesses are measured.
+
+SLIPWAY_TEST_* are the addresses of the services that `.ci/services` started."""
 
 
 def pytest_runtest_setup() -> None:
@@ -37,7 +42,7 @@ def clean_environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Each test starts with an empty HOME and none of the caller's variables, and leaves no change behind."""
     before = dict(os.environ)
     for name in before:
-        if name not in _KEPT and not name.startswith(("COV", "PYTEST", "OPENBLAS_")):
+        if name not in _KEPT and not name.startswith(("COV", "PYTEST", "OPENBLAS_", "SLIPWAY_TEST_")):
             del os.environ[name]
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
     yield
@@ -55,6 +60,101 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.longrepr = f"skipped in CI: {report.longrepr}"
 
 
+_SERVICE_OF = {
+    "docker": "docker",
+    "docker_daemon": "docker",
+    "registry": "registry",
+    "base_image": "docker",
+    "small_base": "docker",
+}
+"""Fixture → service: a test that asks for the fixture needs the service, marked or not."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that uses a fixture of a real service is marked so, and CI cannot skip it silently."""
+    for item in items:
+        for fixture in _SERVICE_OF.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.needs(_SERVICE_OF[fixture]))
+
+
+def _service(name: str) -> str:
+    if name not in os.environ:
+        pytest.skip(f"{name} is not set; `eval $(.ci/services start)` starts Docker, a registry and a base image")
+    return os.environ[name]
+
+
+class Docker:
+    """The daemon for image tests; `host` and `config` are what DOCKER_HOST and DOCKER_CONFIG hold while a test runs.
+
+    It has no bridge: every build and every run needs `--network host`.
+    """
+
+    def __init__(self, host: str, config: Path) -> None:
+        self.host = host
+        self.config = config
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What leads a client to it."""
+        return {"DOCKER_HOST": self.host, "DOCKER_CONFIG": str(self.config)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `docker WORDS`; a failure fails the test with what Docker said."""
+        env = {**os.environ, **self.env}
+        ran = subprocess.run(("docker", *words), capture_output=True, text=True, check=False, env=env)
+        assert ran.returncode == 0, f"docker {' '.join(words)}: {ran.stderr}"
+        return ran
+
+
+@pytest.fixture(scope="session")
+def docker_daemon(tmp_path_factory: pytest.TempPathFactory) -> Docker:
+    """A real dockerd with BuildKit; `docker` is what a test usually wants."""
+    config = tmp_path_factory.mktemp("docker-config")
+    # Buildx keeps state beside its plugin; no two sessions share it.
+    (config / "cli-plugins").symlink_to(Path(_service("SLIPWAY_TEST_DOCKER_CONFIG")) / "cli-plugins")
+    return Docker(_service("SLIPWAY_TEST_DOCKER_HOST"), config)
+
+
+@pytest.fixture
+def docker(docker_daemon: Docker, monkeypatch: pytest.MonkeyPatch) -> Docker:
+    """A real dockerd with BuildKit, reached through the environment as a user's is."""
+    for name, value in docker_daemon.env.items():
+        monkeypatch.setenv(name, value)
+    return docker_daemon
+
+
+@pytest.fixture(scope="session")
+def registry() -> str:
+    """`127.0.0.1:PORT` of a real registry, plain HTTP; it is shared, so use repository names of your own."""
+    return _service("SLIPWAY_TEST_REGISTRY")
+
+
+class BaseImage:
+    """An image to build from, in the registry as `ref` (by digest) and as an OCI layout; `epoch` is when it was created."""
+
+    def __init__(self, ref: str, layout: Path) -> None:
+        self.ref = ref
+        self.layout = layout
+        self.digest = ref.partition("@")[2]
+        config = self._blob(self._blob(self.digest)["config"]["digest"])
+        self.epoch = int(datetime.datetime.fromisoformat(config["created"]).timestamp())
+
+    def _blob(self, digest: str) -> dict[str, typing.Any]:
+        return dict(json.loads((self.layout / "blobs" / digest.replace(":", "/")).read_text()))
+
+
+@pytest.fixture(scope="session")
+def base_image() -> BaseImage:
+    """The base that engine images of tests are built from."""
+    return BaseImage(_service("SLIPWAY_TEST_BASE"), Path(_service("SLIPWAY_TEST_BASE_LAYOUT")))
+
+
+@pytest.fixture(scope="session")
+def small_base() -> BaseImage:
+    """One static busybox with its names, 2 MB: where it is the build that is tested, not what is in the image."""
+    return BaseImage(_service("SLIPWAY_TEST_SMALL_BASE"), Path(_service("SLIPWAY_TEST_SMALL_BASE_LAYOUT")))
+
+
 @pytest.fixture
 def unused_port() -> int:
     """A TCP port on loopback that nothing listens on at the moment."""
@@ -64,7 +164,7 @@ def unused_port() -> int:
 class CheckoutCopy:
     """The checkout's data and commands in a folder of a test's own, so that no test writes into the real one."""
 
-    copied = ("tasks.py", "recipes", "stacks", "checkpoints", "images")
+    copied = ("tasks", "recipes", "stacks", "checkpoints", "images")
     lock = "checkpoints/laguna-tiny.lock.json"
 
     def __init__(self, root: Path, port: int | None = None) -> None:

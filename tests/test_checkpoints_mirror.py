@@ -386,7 +386,7 @@ def test_a_span_lies_within_the_file(header: str, size: int) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path, lock: CheckpointLock) -> Path:
-    for name in ("tasks.py", "recipes", "stacks"):
+    for name in ("tasks", "recipes", "stacks"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     locks.write(lock, tmp_path / "checkpoints" / "laguna-tiny.lock.json")

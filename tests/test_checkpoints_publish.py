@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway import durable
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints import publish, staging
 from slipway.checkpoints.fetch import FetchResult, fetch
@@ -389,7 +390,7 @@ def test_a_durable_write_leaves_the_old_file_when_the_new_one_fails(
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(DiskFailure, match="no space left"):
-        publish.write_durably(tmp_path / "a", b"new")
+        durable.write_durably(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 

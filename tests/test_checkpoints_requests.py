@@ -54,7 +54,7 @@ def hub(running: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    for name in ("tasks.py", "recipes", "stacks"):
+    for name in ("tasks", "recipes", "stacks"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
     (tmp_path / "checkpoints").mkdir()

@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from slipway import plan, recipe
+from slipway import kernels, plan, recipe
 from slipway.engines import schema
+from slipway.images import catalogue
 from slipway.plan import Process
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = {engine: schema.read_all(ROOT / "images", engine) for engine in ("sglang", "router")}
+DATA = (
+    SCHEMAS,
+    catalogue.read(ROOT / "images", ROOT / "stacks" / "data" / "gpus.yaml"),
+    kernels.read(ROOT / "images" / "caches.yaml"),
+)
+"""What the checkout says beside recipes, inventories and locks."""
 CELLS = [json.loads(line) for line in (ROOT / "tests" / "data" / "cookbook-cells.jsonl").read_text().splitlines()]
 MODELS = {"m1": "laguna-m.1.sglang", "s21": "laguna-s-2.1.sglang"}
 
@@ -35,6 +42,19 @@ ADDED = {
     "--enable-cache-report": "the gates prove that a prompt was fresh",
 }
 
+ADDED_ENV = {
+    "HF_HUB_OFFLINE": "weights come from a checked folder; nothing is looked up on a hub",
+    "SGLANG_CACHE_DIR": "this and the rest: compiled kernels survive the container, in one mounted folder (docs/caches.md)",
+    "SGLANG_DG_CACHE_DIR": "its default place moved between releases",
+    "SGLANG_JIT_CACHE_DIR": "its default does not follow SGLANG_CACHE_DIR",
+    "TRITON_CACHE_DIR": "of a library that SGLang uses",
+    "TORCHINDUCTOR_CACHE_DIR": "of a library that SGLang uses",
+    "FLASHINFER_WORKSPACE_BASE": "of a library that SGLang uses",
+    "TILELANG_CACHE_DIR": "of a library that SGLang uses",
+    "CUDA_CACHE_PATH": "of the driver",
+    "TVM_FFI_CACHE_DIR": "of a library that SGLang uses",
+}
+
 LEFT_OUT = {
     "--fp8-gemm-backend": "needed on 0.5.14 only; on the pinned 0.5.18 it costs 19 % (rule sglang-fp8-triton-slow)",
 }
@@ -45,7 +65,7 @@ RENAMED = {"--tp": "--tp-size"}  # the page's spelling is an abbreviation
 def ours(cell: dict[str, Any]) -> tuple[recipe.Recipe, Process]:
     model, *rest = cell["id"].split("/")
     item = recipe.find(ROOT / "recipes", f"{MODELS[model]}/{'-'.join(rest)}")
-    return item, plan.compile_plan(item, None, {}, SCHEMAS).processes[0]
+    return item, plan.compile_plan(item, None, {}, *DATA).processes[0]
 
 
 def options(argv: tuple[str, ...]) -> dict[str, Any]:
@@ -80,7 +100,7 @@ def test_flags_and_environment_are_the_cells(cell: dict[str, Any]) -> None:
     assert found == wanted
     env = dict(pair.split("=", 1) for pair in cell["env"])
     assert env.items() <= process.env.items()
-    assert process.env.keys() - env.keys() == {"HF_HUB_OFFLINE"}
+    assert process.env.keys() - env.keys() == ADDED_ENV.keys()
     assert (item.cell.verified is not None) == cell["ran"]
 
 

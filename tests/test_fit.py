@@ -11,14 +11,21 @@ from typing import Any
 
 import pytest
 
-from slipway import fit, plan, recipe
+from slipway import fit, kernels, plan, recipe
 from slipway.engines import schema
 from slipway.errors import PlanRefused
+from slipway.images import catalogue
 from slipway.inventory import RdmaDevice
 from slipway.recipe import Recipe
 
 BOOK = Path(__file__).resolve().parent.parent / "recipes"
 SCHEMAS = {engine: schema.read_all(BOOK.parent / "images", engine) for engine in ("vllm", "sglang", "router")}
+DATA = (
+    SCHEMAS,
+    catalogue.read(BOOK.parent / "images", BOOK.parent / "stacks" / "data" / "gpus.yaml"),
+    kernels.read(BOOK.parent / "images" / "caches.yaml"),
+)
+"""What the checkout says beside recipes, inventories and locks."""
 CHAMPION = recipe.find(BOOK, "laguna-s-2.1.vllm/4x3090-int4-champion")
 M1 = recipe.find(BOOK, "laguna-m.1.sglang/h200-bf16")
 
@@ -124,19 +131,19 @@ def test_checkpoint_sizes_are_the_published_ones(recipe_id: str, gigabytes: floa
 )
 def test_what_did_not_boot_is_refused_with_the_arithmetic(change: dict[str, Any]) -> None:
     with pytest.raises(PlanRefused, match=r"does-not-fit.*per GPU \d+\.\d\d GiB .* weights .* for KV") as caught:
-        plan.compile_plan(changed(CHAMPION, **change), None, {}, SCHEMAS)
+        plan.compile_plan(changed(CHAMPION, **change), None, {}, *DATA)
     assert caught.value.exit_code == 2
 
 
 def test_a_context_at_the_limit_is_warned_about_and_not_refused() -> None:
-    made = plan.compile_plan(changed(CHAMPION, context_tokens=220_000), None, {}, SCHEMAS)
+    made = plan.compile_plan(changed(CHAMPION, context_tokens=220_000), None, {}, *DATA)
     assert not made.fit[0].fits
     assert "near-the-memory-limit" in {warning.rule for warning in made.warnings}
 
 
 def test_every_shipped_recipe_fits_the_hardware_it_names() -> None:
     for item in recipe.read_book(BOOK):
-        assert all(figures.fits for figures in plan.compile_plan(item, None, {}, SCHEMAS).fit), item.id
+        assert all(figures.fits for figures in plan.compile_plan(item, None, {}, *DATA).fit), item.id
 
 
 @pytest.mark.parametrize(("nics", "seconds"), [(8, 0.104), (1, 0.835), (0, 110.5)])

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slipway import plan, recipe
+from slipway import kernels, plan, recipe
 from slipway.engines import argv as words_of
 from slipway.engines import check, schema, values
 from slipway.engines.check import Checked, check_argv
 from slipway.engines.schema import Flag, FlagSchema, WheelFile
 from slipway.errors import DocumentError, MissingFile
+from slipway.images import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "images"
@@ -33,6 +34,12 @@ SCHEMAS = {
     for version in schema.versions(IMAGES, engine)
 }
 BY_ENGINE = {engine: schema.read_all(IMAGES, engine) for engine in ("vllm", "sglang", "router")}
+DATA = (
+    BY_ENGINE,
+    catalogue.read(ROOT / "images", ROOT / "stacks" / "data" / "gpus.yaml"),
+    kernels.read(ROOT / "images" / "caches.yaml"),
+)
+"""What the checkout says beside recipes, inventories and locks."""
 VLLM, SGLANG = SCHEMAS["vllm", "0.25.1"], SCHEMAS["sglang", "0.5.18"]
 
 
@@ -69,7 +76,7 @@ def test_every_shipped_recipe_is_accepted_by_its_engine_version() -> None:
     for one in recipe.read_book(ROOT / "recipes"):
         if one.engine == "reference":
             continue
-        for process in plan.compile_plan(one, None, {}, BY_ENGINE).processes:
+        for process in plan.compile_plan(one, None, {}, *DATA).processes:
             if process.role != "router":
                 result = check_argv(process.argv, schema.read(IMAGES, one.engine, one.engine_version))
                 assert [str(finding) for finding in result.findings] == [], one.id

@@ -229,7 +229,7 @@ def test_the_strongest_proof_is_shown_first(proved: dict[str, str], said: str) -
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A checkout in which the stack `laptop` was fetched."""
     root = tmp_path_factory.mktemp("checkout")
-    for name in ("tasks.py", "recipes", "stacks", "checkpoints"):
+    for name in ("tasks", "recipes", "stacks", "checkpoints"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, root / name)
     assert run(root, "fetch-models", "--stack", "laptop").returncode == 0

@@ -175,3 +175,32 @@ def test_a_process_whose_record_cannot_be_written_is_not_left_running(host: Loca
 
 def test_no_log_is_no_lines(host: LocalHost) -> None:
     assert host.log("never-started", 5) == []
+
+
+def cached(folder: str) -> Process:
+    return process(SLEEPER).model_copy(update={"cache_folder": folder})
+
+
+def test_the_kernel_cache_is_made_for_this_user_alone_and_kept(host: LocalHost, tmp_path: Path) -> None:
+    folder = tmp_path / "caches" / "sglang-0.5.18-h200-0123456789ab"
+    host.start(cached("caches/sglang-0.5.18-h200-0123456789ab"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.iterdir()) == [], "the engine makes the rest"
+    host.stop("test-server")
+    (folder / "kernel.cubin").write_bytes(b"compiled")
+    folder.chmod(0o750)
+    host.start(cached(str(folder)))
+    assert folder.stat().st_mode & 0o777 == 0o750, "what a user chose stays"
+    assert (folder / "kernel.cubin").read_bytes() == b"compiled"
+
+
+def test_a_cache_that_cannot_be_made_is_said_before_anything_starts(host: LocalHost, tmp_path: Path) -> None:
+    (tmp_path / "caches").write_text("a file where the folder should be")
+    with pytest.raises(DiskFailure, match="making the kernel cache of test-server"):
+        host.start(cached("caches/key"))
+    assert host.status("test-server").state == "absent"
+
+
+def test_a_process_without_a_cache_makes_none(host: LocalHost, tmp_path: Path) -> None:
+    host.start(process(SLEEPER))
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}

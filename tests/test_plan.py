@@ -12,15 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway import documents, plan, recipe
+from slipway import documents, kernels, plan, recipe
 from slipway.engines import schema
 from slipway.errors import PlanRefused, UsageError
+from slipway.images import catalogue
 from slipway.inventory import Gpu, Inventory, Node, RdmaDevice, Runtime
 from slipway.plan import Plan
 from slipway.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = {engine: schema.read_all(ROOT / "images", engine) for engine in ("vllm", "sglang", "router")}
+DATA = (
+    SCHEMAS,
+    catalogue.read(ROOT / "images", ROOT / "stacks" / "data" / "gpus.yaml"),
+    kernels.read(ROOT / "images" / "caches.yaml"),
+)
+"""What the checkout says beside recipes, inventories and locks."""
 GOLDEN = Path(__file__).resolve().parent / "data" / "plans"
 CHAMPION = "laguna-s-2.1.vllm/4x3090-int4-champion"
 INVENTORIES = {
@@ -36,7 +43,7 @@ WHOLE = (CHAMPION, "laguna-m.1.sglang/h200-bf16-pd-mooncake", "laguna-tiny.refer
 
 def compiled(recipe_id: str, inventory: str | None = None) -> Plan:
     hosts = documents.read(ROOT / "stacks" / "inventory" / f"{inventory}.yaml", Inventory) if inventory else None
-    return plan.compile_plan(recipe.find(ROOT / "recipes", recipe_id), hosts, {}, SCHEMAS)
+    return plan.compile_plan(recipe.find(ROOT / "recipes", recipe_id), hosts, {}, *DATA)
 
 
 def texts_of(recipe_id: str) -> dict[str, str]:
@@ -118,25 +125,25 @@ def with_role(item: Recipe, **changes: object) -> Recipe:
 def test_no_value_escapes_its_quotes(value: str) -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
     item = with_role(item, flags={**item.cell.roles[0].flags, "chat-template": value})
-    made = plan.compile_plan(item, None, {}, SCHEMAS)
+    made = plan.compile_plan(item, None, {}, *DATA)
     assert as_a_shell_reads(plan.shell_text(made)) == plan.docker_argv(made.processes[0])
 
 
 def test_the_digest_follows_what_runs_and_nothing_else() -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
-    base = plan.compile_plan(item, None, {}, SCHEMAS).deployment_digest
-    assert base == plan.compile_plan(item, None, {}, SCHEMAS).deployment_digest
-    assert base != plan.compile_plan(with_role(item, context_tokens=131072), None, {}, SCHEMAS).deployment_digest
+    base = plan.compile_plan(item, None, {}, *DATA).deployment_digest
+    assert base == plan.compile_plan(item, None, {}, *DATA).deployment_digest
+    assert base != plan.compile_plan(with_role(item, context_tokens=131072), None, {}, *DATA).deployment_digest
     lock = {f"{item.cell.checkpoint.repo}@{item.cell.checkpoint.revision}": "sha256:" + "0" * 64}
-    assert base != plan.compile_plan(item, None, lock, SCHEMAS).deployment_digest
+    assert base != plan.compile_plan(item, None, lock, *DATA).deployment_digest
 
 
 def test_a_locked_pair_is_not_warned_about() -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
     locks = {f"{checkpoint.repo}@{checkpoint.revision}": "sha256:" + "1" * 64 for checkpoint in item.checkpoints}
-    warned = {warning.rule for warning in plan.compile_plan(item, None, locks, SCHEMAS).warnings}
+    warned = {warning.rule for warning in plan.compile_plan(item, None, locks, *DATA).warnings}
     assert "checkpoint-unlocked" not in warned
-    assert "checkpoint-unlocked" in {warning.rule for warning in plan.compile_plan(item, None, {}, SCHEMAS).warnings}
+    assert "checkpoint-unlocked" in {warning.rule for warning in plan.compile_plan(item, None, {}, *DATA).warnings}
 
 
 def eight_h200(runtime: Runtime) -> Inventory:
@@ -151,13 +158,13 @@ def eight_h200(runtime: Runtime) -> Inventory:
 
 def test_a_part_of_a_node_is_named_by_device() -> None:
     item = recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/2xh200-fp8")
-    words = plan.docker_argv(plan.compile_plan(item, eight_h200("docker"), {}, SCHEMAS).processes[0])
+    words = plan.docker_argv(plan.compile_plan(item, eight_h200("docker"), {}, *DATA).processes[0])
     assert words[words.index("--gpus") + 1] == '"device=0,1"'
 
 
 def test_a_process_on_gpus_sees_only_its_own() -> None:
     item = recipe.find(ROOT / "recipes", "laguna-s-2.1.vllm/2xh200-fp8")
-    made = plan.compile_plan(item, eight_h200("process"), {}, SCHEMAS)
+    made = plan.compile_plan(item, eight_h200("process"), {}, *DATA)
     assert made.processes[0].env["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert as_a_shell_reads(plan.shell_text(made))[:2] == ("env", "HF_HUB_OFFLINE=1")
     with pytest.raises(UsageError, match="has no image"):
@@ -236,7 +243,7 @@ def inventory_with(name: str, node: int, **changes: object) -> Inventory:
 )
 def test_a_fabric_that_cannot_work_is_refused_before_anything_starts(hosts: Inventory, rule: str) -> None:
     with pytest.raises(PlanRefused) as caught:
-        plan.compile_plan(recipe.find(ROOT / "recipes", PD), hosts, {}, SCHEMAS)
+        plan.compile_plan(recipe.find(ROOT / "recipes", PD), hosts, {}, *DATA)
     assert caught.value.rule == rule
 
 
@@ -244,7 +251,7 @@ def test_a_flag_the_pinned_engine_does_not_know_is_refused_with_the_near_one() -
     item = recipe.find(ROOT / "recipes", "laguna-m.1.sglang/h200-bf16")
     with pytest.raises(PlanRefused, match="did you mean --disaggregation-decode-polling-interval") as caught:
         wrong = with_role(item, flags={**item.cell.roles[0].flags, "disagregation-decode-polling-interval": 1})
-        plan.compile_plan(wrong, None, {}, SCHEMAS)
+        plan.compile_plan(wrong, None, {}, *DATA)
     assert caught.value.rule == "flag-refused"
 
 
@@ -253,14 +260,14 @@ def test_an_abbreviation_is_written_out_and_said() -> None:
     flags = {
         ("max-num-s" if name == "max-num-seqs" else name): value for name, value in item.cell.roles[0].flags.items()
     }
-    made = plan.compile_plan(with_role(item, flags=flags), None, {}, SCHEMAS)
+    made = plan.compile_plan(with_role(item, flags=flags), None, {}, *DATA)
     assert "--max-num-seqs" in made.processes[0].argv
     assert any(warning.rule == "flag-notice" and "max-num-seqs" in warning.message for warning in made.warnings)
 
 
 def test_without_the_list_of_the_pinned_version_there_is_no_plan() -> None:
     with pytest.raises(PlanRefused, match=r"no flag schema of vllm 0\.25\.1"):
-        plan.compile_plan(recipe.find(ROOT / "recipes", CHAMPION), None, {}, {})
+        plan.compile_plan(recipe.find(ROOT / "recipes", CHAMPION), None, {}, {}, *DATA[1:])
 
 
 def test_taking_a_flag_from_the_list_refuses_exactly_the_recipes_that_use_it() -> None:
@@ -272,7 +279,7 @@ def test_taking_a_flag_from_the_list_refuses_exactly_the_recipes_that_use_it() -
         if any("moe-backend" in role.flags for role in item.cell.roles):
             using.add(item.id)
         try:
-            plan.compile_plan(item, None, {}, schemas)
+            plan.compile_plan(item, None, {}, schemas, *DATA[1:])
         except PlanRefused:
             refused.add(item.id)
     assert using
@@ -282,8 +289,8 @@ def test_taking_a_flag_from_the_list_refuses_exactly_the_recipes_that_use_it() -
 def test_changes_name_the_place_and_both_values() -> None:
     item = recipe.find(ROOT / "recipes", CHAMPION)
     old, new = (
-        plan.compile_plan(item, None, {}, SCHEMAS),
-        plan.compile_plan(with_role(item, context_tokens=131072), None, {}, SCHEMAS),
+        plan.compile_plan(item, None, {}, *DATA),
+        plan.compile_plan(with_role(item, context_tokens=131072), None, {}, *DATA),
     )
     assert plan.changes(old, new) == ('processes[0].argv.--max-model-len: "204800" -> "131072"',)
     assert plan.changes(old, old) == ()
@@ -300,7 +307,7 @@ def test_changes_name_the_place_and_both_values() -> None:
 )
 def test_a_plan_that_cannot_run_is_refused_by_its_rule(change: dict[str, object], rule: str) -> None:
     with pytest.raises(PlanRefused) as caught:
-        plan.compile_plan(with_role(recipe.find(ROOT / "recipes", CHAMPION), **change), None, {}, SCHEMAS)
+        plan.compile_plan(with_role(recipe.find(ROOT / "recipes", CHAMPION), **change), None, {}, *DATA)
     assert caught.value.rule == rule
     assert rule in str(caught.value)
     assert caught.value.as_json()["rule"] == rule
@@ -315,7 +322,7 @@ def test_changing_one_flag_of_a_recipe_changes_exactly_its_plan(tmp_path: Path) 
     changed = {
         item.id
         for item in recipe.read_book(book)
-        if plan.compile_plan(item, None, {}, SCHEMAS) != plan.compile_plan(before[item.id], None, {}, SCHEMAS)
+        if plan.compile_plan(item, None, {}, *DATA) != plan.compile_plan(before[item.id], None, {}, *DATA)
     }
     assert changed == {CHAMPION}
 

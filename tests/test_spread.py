@@ -288,7 +288,7 @@ def test_workers_are_at_least_one(lock: CheckpointLock, tmp_path: Path) -> None:
 
 
 def test_fetch_models_of_a_stack_fills_every_node(tmp_path: Path, local_ssh: None) -> None:
-    for name in ("tasks.py", "recipes", "stacks", "checkpoints"):
+    for name in ("tasks", "recipes", "stacks", "checkpoints"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     nodes = [

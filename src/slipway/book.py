@@ -10,12 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slipway import documents, plan, recipe, rules, stacks
+from slipway import documents, kernels, plan, recipe, rules, stacks
 from slipway.checkpoints import lock
 from slipway.engines import schema
 from slipway.engines.schema import FlagSchema, SchemaEngine
 from slipway.errors import CheckFailed, DocumentError, PlanRefused, UsageError
+from slipway.images import catalogue
+from slipway.images.catalogue import Catalogue
 from slipway.inventory import Inventory
+from slipway.kernels import Caches
 from slipway.plan import Plan
 from slipway.recipe import Recipe
 from slipway.recipe.words import Engine
@@ -65,12 +68,12 @@ def check(checkout: Checkout, found: list[Row]) -> str:
 
     Raises: CheckFailed with one line per recipe that is refused.
     """
-    schemas, digests = _schemas(checkout, tuple(SCHEMA_OF)), lock_digests(checkout)
+    schemas, digests, images = _schemas(checkout, tuple(SCHEMA_OF)), lock_digests(checkout), _images(checkout)
     recipes = {item.id: item for item in recipe.read_book(checkout.recipes)}
     refused: list[str] = []
     for row in found:
         try:
-            plan.compile_plan(recipes[row["id"]], None, digests, schemas)
+            plan.compile_plan(recipes[row["id"]], None, digests, schemas, *images)
         except PlanRefused as error:
             refused.append(f"  {error}")
     if refused:
@@ -126,7 +129,14 @@ def lock_digests(checkout: Checkout) -> dict[str, str]:
 
 
 def _compile(checkout: Checkout, item: Recipe, hosts: Inventory | None) -> Plan:
-    return plan.compile_plan(item, hosts, lock_digests(checkout), _schemas(checkout, (item.engine,)))
+    schemas = _schemas(checkout, (item.engine,))
+    return plan.compile_plan(item, hosts, lock_digests(checkout), schemas, *_images(checkout))
+
+
+def _images(checkout: Checkout) -> tuple[Catalogue, Caches]:
+    """What the checkout knows about images, and where engines keep compiled kernels."""
+    known = catalogue.read(checkout.images, checkout.stacks / "data" / "gpus.yaml")
+    return known, kernels.read(checkout.images / "caches.yaml")
 
 
 SCHEMA_OF: dict[Engine, tuple[SchemaEngine, ...]] = {"sglang": ("sglang", "router"), "vllm": ("vllm",), "reference": ()}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from slipway.documents import Document, Matching
-from slipway.recipe.words import Fabric, Word
+from slipway.recipe.words import DriverVersion, Fabric, Word
 
 Runtime = Literal["docker", "process"]
 
@@ -60,6 +60,9 @@ class Paths(Document):
     """Folders on the node. A relative path is taken from the checkout, so that a plan is the same on every laptop."""
 
     models: FolderPath = "/models"
+    caches: FolderPath = Field(
+        default="/var/cache/slipway", description="compiled kernels, one folder per cache key (docs/caches.md)"
+    )
 
 
 class Node(Document):
@@ -69,6 +72,9 @@ class Node(Document):
     address: HostName
     ssh: SshTarget | None = None
     gpus: list[Gpu] = Field(default_factory=list)
+    driver: DriverVersion | None = Field(
+        default=None, description="of NVIDIA; null: not known, and then a plan cannot compare it with the image's CUDA"
+    )
     fabric: Fabric = "tcp"
     rdma_devices: list[RdmaDevice] = Field(
         default_factory=list, description="data ports only, in the order of the GPUs"
@@ -110,5 +116,5 @@ class Inventory(Document):
 
 def this_machine(name: str, models: str) -> Inventory:
     """The inventory of a stack that runs on this machine without GPUs: the same on every machine."""
-    node = Node(name="this-machine", address="127.0.0.1", paths=Paths(models=models))
+    node = Node(name="this-machine", address="127.0.0.1", paths=Paths(models=models, caches=".slipway/caches"))
     return Inventory(schema_="slipway/inventory/v1", name=name, runtime="process", nodes=[node])

@@ -140,10 +140,11 @@ def _check(recipe: Recipe, inventory: Inventory, where: str) -> None:
             why = "the other nodes connect to it by this address"
             raise PlanRefused("placement-loopback", where, problem, why, "write the address on the fabric's network")
     for node in inventory.nodes:
-        if inventory.runtime == "docker" and not node.paths.models.startswith("/"):
-            problem = f"node {node.name}: paths.models is not absolute (got {node.paths.models})"
-            why = "Docker takes a relative path for the name of a volume, which is empty"
-            raise PlanRefused("placement-paths", where, problem, why, "write the whole path")
+        for what, path in (("models", node.paths.models), ("caches", node.paths.caches)):
+            if inventory.runtime == "docker" and not path.startswith("/"):
+                problem = f"node {node.name}: paths.{what} is not absolute (got {path})"
+                why = "Docker takes a relative path for the name of a volume, which is empty"
+                raise PlanRefused("placement-paths", where, problem, why, "write the whole path")
     if needs.nodes > 1 and needs.fabric:
         for node in hosts:
             if node.fabric not in needs.fabric:

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live as RichLive
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -39,6 +40,14 @@ class Progress(Protocol):
         """Show `label` while the `with` block runs; `total` is None where it is not known beforehand."""
 
 
+@runtime_checkable
+class Live(Protocol):
+    """A `Progress` on a terminal, which can also show something that is drawn anew as it changes."""
+
+    def live(self) -> AbstractContextManager[Callable[[RenderableType], None]]:
+        """Call the value with what to show now; it disappears when the `with` block ends."""
+
+
 class _Silent:
     def note(self, text: str) -> None:
         pass
@@ -61,6 +70,12 @@ class Bars:
     def note(self, text: str) -> None:
         """Print one line above any live bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[RenderableType], None]]:
+        """Show what the value is called with last, in place, while the `with` block runs."""
+        with RichLive(console=self._console, transient=True, refresh_per_second=8) as shown:
+            yield shown.update
 
     @contextmanager
     def track(self, label: str, total: int | None = None, unit: str = "bytes") -> Iterator[Advance]:

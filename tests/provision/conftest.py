@@ -23,7 +23,7 @@ from botocore.exceptions import ClientError
 ROOT = Path(__file__).resolve().parent.parent.parent
 STANDINS = ROOT / "tests" / "standins"
 REGION = "us-east-2"
-COPIED = ("tasks.py", "Pulumi.yaml", "infra", "recipes", "stacks", "checkpoints", "images")
+COPIED = ("tasks", "Pulumi.yaml", "infra", "recipes", "stacks", "checkpoints", "images")
 
 
 class AwsAccount:

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.checkpoints.publish import write_durably
+from slipway.durable import write_durably
 from slipway.errors import from_os_error
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 MODULES = (
-    "__init__", "errors", "checkpoints/__init__", "checkpoints/fetch", "checkpoints/findings", "checkpoints/gateway",
+    "__init__", "durable", "errors", "checkpoints/__init__", "checkpoints/fetch", "checkpoints/findings", "checkpoints/gateway",
     "checkpoints/header_scan", "checkpoints/host_command", "checkpoints/host_job", "checkpoints/hub",
     "checkpoints/io_choice", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock", "checkpoints/publish",
     "checkpoints/records", "checkpoints/reuse", "checkpoints/safetensors_header", "checkpoints/sources",

@@ -17,7 +17,7 @@ from slipway import documents
 from slipway.checkpoints import upstream
 from slipway.checkpoints.hub import Hub
 from slipway.checkpoints.pins import digest_of, path_problem, paths_problem, repo_problem
-from slipway.checkpoints.publish import write_durably
+from slipway.durable import write_durably
 from slipway.errors import LockDrift, MissingFile, NetworkFailure, UsageError, from_os_error
 from slipway.progress import Progress, human_bytes, silent
 

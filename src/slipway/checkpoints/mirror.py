@@ -29,8 +29,8 @@ from slipway.checkpoints import lock as locks
 from slipway.checkpoints.hub import Hub
 from slipway.checkpoints.lock import CheckpointLock, LockedFile
 from slipway.checkpoints.pins import Hasher, digest_of
-from slipway.checkpoints.publish import remove_file, sync_folder, write_durably
 from slipway.checkpoints.verify import digest_on_disk
+from slipway.durable import remove_file, sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, SlipwayError, from_os_error
 from slipway.progress import Progress, silent
 

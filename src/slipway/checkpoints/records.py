@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.pins import MANIFEST, digest_of
-from slipway.checkpoints.publish import write_durably
+from slipway.durable import write_durably
 from slipway.errors import SlipwayError
 
 if TYPE_CHECKING:

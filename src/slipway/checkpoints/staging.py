@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.part import JOURNAL, PART, Donor, read_journal
-from slipway.checkpoints.publish import write_durably
+from slipway.durable import write_durably
 from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:

@@ -58,6 +58,7 @@ class LocalHost:
         try:
             self._record_path(process.name).parent.mkdir(parents=True, exist_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)
+            self._make_cache(process)
             if log.exists():
                 log.replace(log.with_suffix(".log.1"))
             with log.open("wb") as output:
@@ -135,6 +136,17 @@ class LocalHost:
     def logged(self) -> tuple[str, ...]:
         """The processes whose output is kept, running or not."""
         return tuple(sorted(path.stem for path in (self._folder / "logs").glob("*.log")))
+
+    def _make_cache(self, process: Process) -> None:
+        """The folder for compiled kernels, for this user alone: what lies there is loaded and run."""
+        if process.cache_folder is None:
+            return
+        folder = self._working_folder / process.cache_folder
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, folder, f"making the kernel cache of {process.name}") from error
 
     def log_path(self, name: str) -> Path:
         """Where the process writes its output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from slipway import documents, fit, placement, rules
 from slipway.engines import Command, Launch, Worker, reference, router, sglang, vllm
@@ -11,8 +12,12 @@ from slipway.engines.check import check_argv
 from slipway.engines.schema import FlagSchema, canonical_name
 from slipway.errors import PlanRefused
 from slipway.fit import Fit, TransferTime
+from slipway.images.catalogue import Catalogue
 from slipway.inventory import Inventory
+from slipway.kernels import Caches
 from slipway.placement import Placed
+from slipway.plan.caches import with_cache
+from slipway.plan.containers import about_drivers, about_images, with_built_image
 from slipway.plan.model import FrontDoor, LockedCheckpoint, Mount, Plan, PlanWarning, Process, PublishedPort
 from slipway.recipe import Checkpoint, Recipe
 from slipway.rules.rule import BLACKWELL
@@ -27,11 +32,17 @@ Schemas = Mapping[str, Mapping[str, FlagSchema]]
 
 
 def compile_plan(
-    recipe: Recipe, inventory: Inventory | None, lock_digests: Mapping[str, str], schemas: Schemas
+    recipe: Recipe,
+    inventory: Inventory | None,
+    lock_digests: Mapping[str, str],
+    schemas: Schemas,
+    catalogue: Catalogue,
+    caches: Caches,
 ) -> Plan:
     """The plan of `recipe` on `inventory`, or on a synthetic one that just satisfies it.
 
-    `lock_digests` maps `repo@revision` to the digest of its lock. Pure: the same values give the same plan and digest anywhere.
+    `lock_digests` maps `repo@revision` to the digest of its lock; `catalogue` and `caches` are what images/ says. Pure: the same
+    values give the same plan and digest anywhere.
 
     Raises: PlanRefused.
     """
@@ -42,7 +53,10 @@ def compile_plan(
     findings = rules.check(meant, locked=all(checkpoint.lock_digest for checkpoint in checkpoints))
     placed = placement.place(recipe, hosts)
     checked = [_checked(recipe, _process(recipe, item, hosts, placed), schemas) for item in placed]
-    processes = tuple(process for process, _ in checked)
+    processes = tuple(
+        with_cache(recipe, item, with_built_image(process, catalogue), catalogue, caches)
+        for item, (process, _) in zip(placed, checked, strict=True)
+    )
     front = _front(placed)
     sized = ((role, _gpu_gib(item)) for role, item in zip(meant.cell.roles, placed, strict=True))
     figures = tuple(figure for role, gpu_gib in sized if (figure := fit.of(meant, role, gpu_gib)))
@@ -50,7 +64,7 @@ def compile_plan(
     what_runs = {
         "engine": [recipe.engine, recipe.engine_version],
         "checkpoints": [checkpoint.as_json() for checkpoint in checkpoints],
-        "processes": [process.as_json() for process in processes],
+        "processes": [_what_runs(process) for process in processes],
         "addresses": {item.node.name: item.node.address for item in placed},
     }
     return Plan(
@@ -69,10 +83,18 @@ def compile_plan(
             *(PlanWarning(rule=f.rule.id, message=f.text, source=f.rule.source) for f in findings),
             *(notice for _, notices in checked for notice in notices),
             *_near_the_limit(recipe, figures),
-            *_about_the_hosts(recipe, placed, processes),
+            *_about_the_hosts(recipe, placed),
+            *about_images(recipe, processes, catalogue),
+            *(about_drivers(placed, processes, inventory, catalogue) if inventory else ()),
         ),
         processes=processes,
     )
+
+
+def _what_runs(process: Process) -> dict[str, Any]:
+    """The process as far as it decides what runs: the environment and the mounts name the cache folder already."""
+    unsaid = {"cache_folder"} if process.image_digest else {"cache_folder", "image_digest"}
+    return {key: value for key, value in process.as_json().items() if key not in unsaid}
 
 
 def _schema(recipe: Recipe, role_name: str, schemas: Schemas) -> FlagSchema | None:
@@ -151,9 +173,7 @@ def _near_the_limit(recipe: Recipe, figures: tuple[Fit, ...]) -> Iterator[PlanWa
             yield PlanWarning(rule="near-the-memory-limit", message=message, source="docs/benchmarks.md, memory")
 
 
-def _about_the_hosts(
-    recipe: Recipe, placed: tuple[Placed, ...], processes: tuple[Process, ...]
-) -> Iterator[PlanWarning]:
+def _about_the_hosts(recipe: Recipe, placed: tuple[Placed, ...]) -> Iterator[PlanWarning]:
     """What the chosen hosts bring along. Raises: PlanRefused where their GPUs cannot run the checkpoint at all."""
     wanted = recipe.cell.hardware
     found = sorted({item.node.gpus[index].model for item in placed for index in item.gpu_indices} - {wanted})
@@ -165,11 +185,6 @@ def _about_the_hosts(
         yield PlanWarning(
             rule="hardware-differs", message=message, source="the recipe's hardware and the inventory's GPU models"
         )
-    for image in sorted(
-        {process.image for process in processes if process.image and process.image.startswith("build:")}
-    ):
-        message = f"{recipe.id}: {image} must be built first: no published image has what this fabric or cell needs"
-        yield PlanWarning(rule="image-not-built", message=message, source="images/, not in this version")
 
 
 def _transfer_time(recipe: Recipe, placed: tuple[Placed, ...]) -> TransferTime | None:

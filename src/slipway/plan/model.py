@@ -61,6 +61,13 @@ class Process(Document):
     ipc: Literal["private", "host"]
     shm_size_bytes: int | None
     after: tuple[str, ...] = Field(description="processes that must be ready first")
+    image_digest: str | None = Field(
+        default=None,
+        description="the config digest of what was built for a build:… image; null: not built, or not ours",
+    )
+    cache_folder: str | None = Field(
+        default=None, description="the node's folder for compiled kernels, made by launch; null: it compiles none"
+    )
 
 
 class FrontDoor(Document):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
 
 from slipway import engines
 from slipway.errors import UsageError
@@ -67,8 +70,22 @@ def _one_line(comment: str) -> str:
 
 
 def changes(old: Plan, new: Plan) -> tuple[str, ...]:
-    """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same."""
-    return tuple(_changes("", old.as_json(), new.as_json(), skip={"deployment_digest", "warnings", "fit"}))
+    """What differs between two plans, one dotted path a line with both values, for telling a user why they are not the same.
+
+    Cache keys follow from the rest and are not told.
+    """
+    consequences = {"deployment_digest", "warnings", "fit", "cache_folder"}
+    return tuple(_changes("", _without_cache_keys(old), _without_cache_keys(new), skip=consequences))
+
+
+def _without_cache_keys(plan: Plan) -> dict[str, Any]:
+    """The plan with one word for every cache key."""
+    processes = []
+    for process in plan.processes:
+        text = json.dumps(process.as_json())
+        key = PurePosixPath(process.cache_folder).name if process.cache_folder else ""
+        processes.append(json.loads(text.replace(key, "CACHE-KEY") if key else text))
+    return {**plan.as_json(), "processes": processes}
 
 
 def _gpu_words(process: Process) -> list[str]:

@@ -39,6 +39,13 @@ AbsolutePath = Annotated[str, Matching(r"/[^:\x00]*", "an absolute path without 
 DevicePath = Annotated[str, Matching(r"/dev/[A-Za-z0-9_/-]+", "a device below /dev")]
 Capability = Annotated[str, Matching(r"IPC_LOCK|SYS_NICE|SYS_PTRACE", "IPC_LOCK, SYS_NICE or SYS_PTRACE")]
 VersionText = Annotated[str, Matching(r"\d+\.\d+(\.\w+)*", 'a version in quotes, as "0.25.1"')]
+DriverVersion = Annotated[
+    str,
+    Matching(
+        r"\d{3}(\.\d{1,4}){1,2}",
+        'an NVIDIA driver in quotes, as "580.95.05"; `nvidia-smi --query-gpu=driver_version --format=csv,noheader` prints it',
+    ),
+]
 IpAddress = Annotated[str, Matching(r"[0-9a-fA-F.:]+", "an IP address to listen on, as 127.0.0.1")]
 Day = Annotated[str, Matching(r"\d{4}-\d{2}-\d{2}", 'a day in quotes, as "2026-07-22"')]
 Port = Annotated[int, Field(ge=1, le=65535)]

@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/b200-bf16-pd-mooncake on inventory synthetic (synthetic)
-# deployment sha256:42c4b6071bc5d0b4dab96dc21a7d3cd8f6ae2715bdd1982b04f0861ebb0872cb
+# deployment sha256:209a4b9763708ce13f644e5cad702e448ab6bd8789982cfa7b9221f49b3310fe
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 # memory of prefill: per GPU 156.25 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
 # memory of decode: per GPU 156.25 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
@@ -13,6 +13,15 @@ docker run \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_HOST_IP=192.0.2.11 \
   --env MC_FORCE_HCA=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
@@ -20,6 +29,7 @@ docker run \
   --device /dev/infiniband \
   --network=host \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b200-65865a05bdef:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \
@@ -44,6 +54,15 @@ docker run \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_HOST_IP=192.0.2.12 \
   --env MC_FORCE_HCA=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
@@ -51,6 +70,7 @@ docker run \
   --device /dev/infiniband \
   --network=host \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b200-3c393d786f71:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \

@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/b200-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:2f5706dee95ffc31f8aa426f89ffcdee35911774a1699e73ec2280f99da5a03c
+# deployment sha256:901784a4d23af879ed282a4fd19d8beab3c2e0e256ce3a9bc0c6fc3affb95267
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 156.25 GiB for the engine - 16.70 weights - 0.00 graphs and workspace = 139.55 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b200-f96608455e56:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1-NVFP4 \
   --served-model-name poolside/Laguna-M.1-NVFP4 \

@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/b300-fp8 on inventory synthetic (synthetic)
-# deployment sha256:18e941f2c8af920673b9c198afb811a78d8ff20efffc5dfb811d06167390be45
+# deployment sha256:c9d71ad8425bd249bcff97af7c41c4864a4cf80c1e119856393f437f4e2ec5a5
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 235.45 GiB for the engine - 26.64 weights - 0.00 graphs and workspace = 208.82 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b300-51739c635ade:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1-FP8 \
   --served-model-name poolside/Laguna-M.1-FP8 \

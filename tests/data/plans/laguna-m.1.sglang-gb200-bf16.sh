@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/gb200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:6a7f1b9f3981305420e113691c6aeceab0da3853cdcd030ba3e9ef78f808f6e4
+# deployment sha256:11d4769ff238f8d93e15ca276d8ab8012aad1765c2d5917b53f1e7569bff3e9c
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 161.53 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb200-9505be176a34:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \

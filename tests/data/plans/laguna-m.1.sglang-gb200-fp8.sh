@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/gb200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:aacf8f8d70b9b6ad0ea0bb4ab51def6f0d2162f882c8aa3d00ad096560968695
+# deployment sha256:2a6f0f856fbad46d35ee801b414e2ae1e7c434862abfc86af35f9909d9bdb175
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 161.53 GiB for the engine - 53.01 weights - 0.00 graphs and workspace = 108.52 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb200-f6e7ff58c990:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1-FP8 \
   --served-model-name poolside/Laguna-M.1-FP8 \

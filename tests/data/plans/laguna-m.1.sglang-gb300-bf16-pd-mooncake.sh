@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/gb300-bf16-pd-mooncake on inventory synthetic (synthetic)
-# deployment sha256:6adb22e9ebb493e88f0d5f156d277c7bbce32aef799f9a05166d44ca6919ede2
+# deployment sha256:19a8da02b9190bcefb3a0aa764137f67e73eecff04597d990771d35bf58801eb
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 # memory of prefill: per GPU 235.45 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
 # memory of decode: per GPU 235.45 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
@@ -17,6 +17,15 @@ docker run \
   --env NCCL_CUMEM_ENABLE=1 \
   --env SGLANG_MOONCAKE_CUSTOM_MEM_POOL=True \
   --env MC_FORCE_MNNVL=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
@@ -24,6 +33,7 @@ docker run \
   --device /dev/infiniband \
   --network=host \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-341ec23fc88b:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \
@@ -52,6 +62,15 @@ docker run \
   --env NCCL_CUMEM_ENABLE=1 \
   --env SGLANG_MOONCAKE_CUSTOM_MEM_POOL=True \
   --env MC_FORCE_MNNVL=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
@@ -59,6 +78,7 @@ docker run \
   --device /dev/infiniband \
   --network=host \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-309b2a224d6b:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \

@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/gb300-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:27287102f9917887aebf15065d85d1e66f66e7d5361493ea7bed9c65d57af820
+# deployment sha256:aeb1bb54193898a76a0b390f31cef80ced4869aa5fff79450bfc3f9949861d72
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 235.45 GiB for the engine - 33.14 weights - 0.00 graphs and workspace = 202.31 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-4b0b609528bd:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1-NVFP4 \
   --served-model-name poolside/Laguna-M.1-NVFP4 \

@@ -1,5 +1,5 @@
 # laguna-m.1.sglang/h200-bf16-pd-tcp on inventory synthetic (synthetic)
-# deployment sha256:682dbe9bc06092b4570cd2d88035164a7c9f0667b0cf526e7a5850eb6d21c907
+# deployment sha256:c4d6f620b78ed623f84041b6b574534bda9bf3628459195838ff61962d72ac91
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
 # memory of prefill: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
 # memory of decode: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
@@ -12,11 +12,21 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_HOST_IP=192.0.2.11 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
   --network=host \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-h200-d415573f9732:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \
@@ -39,11 +49,21 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_HOST_IP=192.0.2.12 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --ulimit memlock=-1:-1 \
   --ulimit stack=67108864:67108864 \
   --network=host \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-h200-faff0d3ba873:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-M.1 \
   --served-model-name poolside/Laguna-M.1 \

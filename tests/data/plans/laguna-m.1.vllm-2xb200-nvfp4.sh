@@ -1,5 +1,5 @@
 # laguna-m.1.vllm/2xb200-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:1a7baed51629bb1b8d7ebd408b05971877c4bc8101267a9afe6e81aafcb5e3b3
+# deployment sha256:96e7884454f3d9f73257e4349d1bb2346f84bf180f2159bbeb8dc7751dc1fee3
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 163.36 GiB for the engine - 66.02 weights - 3.61 graphs and workspace = 93.73 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,18 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-b200-802479c8a15d:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-M.1-NVFP4 \
   --tensor-parallel-size 2 \
   --pipeline-parallel-size 1 \

@@ -1,5 +1,5 @@
 # laguna-m.1.vllm/4xh200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:7f66c4922b62a66b62c8d9d3318e6d3d1c7c146b150c70244e5f77784ea54484
+# deployment sha256:261b6a04bb5e269adbf484fc9c232abecdd04f33d32f858fc3401f23d614705a
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 128.40 GiB for the engine - 53.01 weights - 3.61 graphs and workspace = 71.78 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,18 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-h200-c23e7e007ea7:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-M.1-FP8 \
   --tensor-parallel-size 4 \
   --pipeline-parallel-size 1 \

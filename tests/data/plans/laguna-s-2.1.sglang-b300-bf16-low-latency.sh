@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/b300-bf16-low-latency on inventory synthetic (synthetic)
-# deployment sha256:54df49e35b6db70e21ee23a0b638b2f45aed84b9fdf6f3f6f780f1f8090445f0
+# deployment sha256:dcd8351fc0673b3e096ac470e5c0fca892c572642e15038c870ce4946dea1310
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 187.29 GiB for the engine - 27.85 weights - 0.00 graphs and workspace = 159.44 for KV; largest context 262,144 tokens, asked for 262,144
@@ -10,9 +10,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b300-c305027c6aba:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1 \
   --served-model-name poolside/Laguna-S-2.1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/b300-fp8-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:74a2b11e1f806a8cfffb0db40e64c2ea603c62684ad898d4928e28274a39afaa
+# deployment sha256:5446a5f45643df88e7bf03a6f256ca24a7f63f69bb40b6e9aed1044e42da801e
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 235.45 GiB for the engine - 13.89 weights - 0.00 graphs and workspace = 221.56 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,19 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_SHARED_EXPERT_TP1=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b300-2bd4cf072709:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-FP8 \
   --served-model-name poolside/Laguna-S-2.1-FP8 \

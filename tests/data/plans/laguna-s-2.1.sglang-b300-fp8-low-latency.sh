@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/b300-fp8-low-latency on inventory synthetic (synthetic)
-# deployment sha256:edbcf6506812cdd2e17209ec2366c0d57e22dba703e1f1664d08f6b4c123ba19
+# deployment sha256:fec760f43164b678ee8941af4d6c6f7ada6e72a394d626750cc40d9422229e97
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 187.29 GiB for the engine - 14.24 weights - 0.00 graphs and workspace = 173.05 for KV; largest context 262,144 tokens, asked for 262,144
@@ -11,9 +11,19 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_SHARED_EXPERT_TP1=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b300-b71d25385c53:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-FP8 \
   --served-model-name poolside/Laguna-S-2.1-FP8 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/b300-int4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:553295b2ae4a2b3002bafb4d807d5a6ed203db3e2b0ed6e234c2b1bdd6f70501
+# deployment sha256:9c60a5cbab4ec14a1ecdbf2d81c5161f7828bcacd5269048076f9c7bced01e3d
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
 # memory of server: per GPU 187.29 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 178.44 for KV; largest context 262,144 tokens, asked for 262,144
@@ -10,9 +10,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b300-7b5e8b54149e:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-INT4 \
   --served-model-name poolside/Laguna-S-2.1-INT4 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/b300-nvfp4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:456e617e9771f162568e227be95849912a67eff3b4e3e92b7a1a10208db62643
+# deployment sha256:8410629d42a8e05b7c12af617dc48f77d22b86b0f86f4894a72e4c23038952aa
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-NVFP4@723794750422b3efbf3a7b3af76dffb4ba035943 lock NOT LOCKED
 # memory of server: per GPU 187.29 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 178.44 for KV; largest context 262,144 tokens, asked for 262,144
@@ -10,9 +10,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-b300-5c88746e84f1:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-NVFP4 \
   --served-model-name poolside/Laguna-S-2.1-NVFP4 \

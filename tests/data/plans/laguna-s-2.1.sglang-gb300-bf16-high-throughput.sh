@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/gb300-bf16-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:5e9dfea54fe81113276b45a434c96653c37872d6655c94844b3f4996cf8bbe6c
+# deployment sha256:f5dfd4bd0ecdfbea9e4f987da35a157dd0262bf7ad50ad645e08a5694de6c03f
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 235.45 GiB for the engine - 54.86 weights - 0.00 graphs and workspace = 180.59 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-032166387596:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1 \
   --served-model-name poolside/Laguna-S-2.1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/gb300-bf16-low-latency on inventory synthetic (synthetic)
-# deployment sha256:8a6905eb1e7c03fa8e79db8aa482c4a10c10f38dfd8650047fa006a5c5a29c46
+# deployment sha256:4f1f1dc5ea1d6b69a3dd4885b9f7897076a25ab39f12b77e7d2ca443250c7945
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 187.29 GiB for the engine - 55.46 weights - 0.00 graphs and workspace = 131.83 for KV; largest context 262,144 tokens, asked for 262,144
@@ -10,9 +10,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-2f4ae3eb5837:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1 \
   --served-model-name poolside/Laguna-S-2.1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/gb300-fp8-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:17270fee6a4e37e14ba06ca56f5ed24f4b686dfe48bf219d6e0fdd9605ff0889
+# deployment sha256:ec487c6b09930fb2644b69734e34d51fd830c0a6be579cdf79f282edf512bd9c
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 235.45 GiB for the engine - 27.64 weights - 0.00 graphs and workspace = 207.81 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,19 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_SHARED_EXPERT_TP1=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-ec38c2c73135:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-FP8 \
   --served-model-name poolside/Laguna-S-2.1-FP8 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/gb300-fp8-low-latency on inventory synthetic (synthetic)
-# deployment sha256:10e23d417727f45f0232a8a82222efe3a68f632da6d4a4594abd511d812ef520
+# deployment sha256:3c6e502cd3b0300dac4146e7b9d0abc3eb770b1368500aa714c5aa9455d2ce5d
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 187.29 GiB for the engine - 28.24 weights - 0.00 graphs and workspace = 159.05 for KV; largest context 262,144 tokens, asked for 262,144
@@ -11,9 +11,19 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env SGLANG_SHARED_EXPERT_TP1=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-7d38b9838986:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-FP8 \
   --served-model-name poolside/Laguna-S-2.1-FP8 \

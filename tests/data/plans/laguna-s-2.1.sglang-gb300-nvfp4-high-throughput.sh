@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/gb300-nvfp4-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:d97b9de4175cd2540a8e171780e920a6845624cf05af75b2ce7ce651b6ecfb3f
+# deployment sha256:1722ae3220cfc68951de3f77094ec70a1f8036a20986df094854678bf10c340c
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # memory of server: per GPU 235.45 GiB for the engine - 16.86 weights - 0.00 graphs and workspace = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-gb300-17778b7366d5:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-NVFP4 \
   --served-model-name poolside/Laguna-S-2.1-NVFP4 \

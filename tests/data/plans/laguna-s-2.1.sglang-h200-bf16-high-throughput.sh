@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/h200-bf16-high-throughput on inventory synthetic (synthetic)
-# deployment sha256:9ade48c2fbb854f6025ded6c7d16b41f5024769e26079b8d059fa147bf1233c2
+# deployment sha256:57ae506330b8307953f66537f532fa4d622a5a342021404a3a7f6f95e4b28929
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 111.65 GiB for the engine - 27.50 weights - 0.00 graphs and workspace = 84.15 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,9 +9,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-h200-7f0d2b41b3d4:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1 \
   --served-model-name poolside/Laguna-S-2.1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/h200-bf16-low-latency on inventory synthetic (synthetic)
-# deployment sha256:8997d1d27ba785dc734c1ae52c2b59383d31fec63c2bd41cdf141788f8b62baa
+# deployment sha256:4f2e3c1f70ccb96d8972672e2538806614c21b1c213684586ffb34454f88b88f
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 97.69 GiB for the engine - 27.85 weights - 0.00 graphs and workspace = 69.84 for KV; largest context 262,144 tokens, asked for 262,144
@@ -10,9 +10,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-h200-a81d823ed8f8:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1 \
   --served-model-name poolside/Laguna-S-2.1 \

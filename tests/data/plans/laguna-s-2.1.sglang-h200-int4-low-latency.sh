@@ -1,5 +1,5 @@
 # laguna-s-2.1.sglang/h200-int4-low-latency on inventory synthetic (synthetic)
-# deployment sha256:4a507aa285ecb9e8f2eec1c1a41c6f86a0f15e1541cb8ab2a5cfd9891b6f1efa
+# deployment sha256:c77bb46c31e84ec1ddd2bc1cc68a6accbf7c08c6b3437c5fab1e1ba57f981000
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
 # memory of server: per GPU 97.69 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 88.84 for KV; largest context 262,144 tokens, asked for 262,144
@@ -10,9 +10,19 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-h200-cbfc3a0ea611:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-S-2.1-INT4 \
   --served-model-name poolside/Laguna-S-2.1-INT4 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/1xb200-nvfp4 on inventory synthetic (synthetic)
-# deployment sha256:51e22312b022bdecd6d4dba2e56ff860c7f7caa2f183d1c41b01035654b624ad
+# deployment sha256:1601b279f828793e3c3fd4914f3fa7b3d887218eb839cb90e627fb6457ae6994
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # memory of server: per GPU 163.36 GiB for the engine - 67.03 weights - 3.61 graphs and workspace = 92.72 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,18 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-b200-7cfbf49ff3e2:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-S-2.1-NVFP4 \
   --tensor-parallel-size 1 \
   --pipeline-parallel-size 1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/1xh200-int4 on inventory synthetic (synthetic)
-# deployment sha256:759e9131e86ed86c7c4e23e4174a1c471d7dd1b0f42e2a1e230f90baff4e8592
+# deployment sha256:0d7638a0be5dc58419596ed9cde2175cfdddf66e878178fde95668009307b20d
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # memory of server: per GPU 128.40 GiB for the engine - 67.03 weights - 3.61 graphs and workspace = 57.76 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,18 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-h200-225551a5fb30:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-S-2.1-INT4 \
   --tensor-parallel-size 1 \
   --pipeline-parallel-size 1 \

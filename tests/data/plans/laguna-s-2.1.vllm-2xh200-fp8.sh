@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/2xh200-fp8 on inventory synthetic (synthetic)
-# deployment sha256:513dc81d23d63f76560b4fbee643ea085540581df458d90b2816261538a94f77
+# deployment sha256:4a4bb5d9eebe523cecf34261f3439249d1382373dafdb4b5f3e776865200312e
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 128.40 GiB for the engine - 55.15 weights - 3.61 graphs and workspace = 69.64 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -11,9 +11,18 @@ docker run \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
   --env VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-h200-5baf47d413a1:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-S-2.1-FP8 \
   --tensor-parallel-size 2 \
   --pipeline-parallel-size 1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/4x3090-int4-champion on inventory example-4x3090
-# deployment sha256:2da1805d6ffa6a5d6827ef02dda02094c52f3a8c7660789b23906acb3d97d553
+# deployment sha256:7fbc3681136a885bec0c8a28ce895bec72fac838b46432c8cb3020f1487a05e5
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
 # memory of server: per GPU 20.50 GiB for the engine - 17.46 weights - 1.16 graphs and workspace = 1.88 for KV; largest context 213,814 tokens, asked for 204,800
@@ -15,10 +15,19 @@ docker run \
   --env VLLM_ENABLE_CUDA_COMPATIBILITY=0 \
   --env VLLM_USE_DEEP_GEMM=0 \
   --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --shm-size=17179869184 \
   --publish 8080:8000 \
   --volume /models:/root/.cache/huggingface:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-rtx-3090-8f89f610d4a1:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /root/.cache/huggingface/Laguna-S-2.1-INT4 \
   --tensor-parallel-size 4 \
   --pipeline-parallel-size 1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/4x3090-int4-prior-128k on inventory synthetic (synthetic)
-# deployment sha256:5566e75ab6a33c06616c42b903184565a909e0dc2adc947f0ea9ec2bcbfadb3b
+# deployment sha256:573d096e133afab5f77c3cdeaf160b890d963a67f993d4d380759bfc148b3ae5
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
 # memory of server: per GPU 20.73 GiB for the engine - 17.46 weights - 1.83 graphs and workspace = 1.44 for KV; largest context 162,970 tokens, asked for 131,072
@@ -15,10 +15,19 @@ docker run \
   --env VLLM_ENABLE_CUDA_COMPATIBILITY=0 \
   --env VLLM_USE_DEEP_GEMM=0 \
   --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --shm-size=17179869184 \
   --publish 8080:8000 \
   --volume /models:/root/.cache/huggingface:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-rtx-3090-534731614b14:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /root/.cache/huggingface/Laguna-S-2.1-INT4 \
   --tensor-parallel-size 4 \
   --pipeline-parallel-size 1 \

@@ -1,5 +1,5 @@
 # laguna-s-2.1.vllm/8xh200-bf16-dflash on inventory synthetic (synthetic)
-# deployment sha256:7e2e35815688b17bf59b8cf7aa4007ae6a6cba7e5c21607e8d7883e0f48cd847
+# deployment sha256:2944845c78e1d678f971371d4a81d400dc8baef596c3b9c389be34d2f4fb0161
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
 # memory of server: per GPU 128.40 GiB for the engine - 27.85 weights - 3.61 graphs and workspace = 96.94 for KV; largest context 262,144 tokens, asked for 16,384
@@ -11,9 +11,18 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-h200-5a3c022c0a07:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-S-2.1 \
   --tensor-parallel-size 8 \
   --pipeline-parallel-size 1 \

@@ -1,5 +1,5 @@
 # laguna-xs-2.1.sglang/1xh200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:82d2f8ceb0c7802657ba94b09500f57dbcc87fba43819a66754b98aeb001f67d
+# deployment sha256:102f8a60a7734fe34fe0b6d969bbf7ece713d6f9fc5810f690e6dcdfedb05317
 # checkpoint poolside/Laguna-XS-2.1@e9df9a59996d790b94b70f3fef343fe1d9e34bdf lock NOT LOCKED
 # memory of server: per GPU 122.81 GiB for the engine - 62.33 weights - 0.00 graphs and workspace = 60.48 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -9,8 +9,18 @@ docker run \
   --name synthetic-server \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
+  --env SGLANG_CACHE_DIR=/cache/sglang \
+  --env SGLANG_DG_CACHE_DIR=/cache/deep_gemm \
+  --env SGLANG_JIT_CACHE_DIR=/cache/sglang-jit \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --publish 30000:30000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/sglang-0.5.18-h200-a607f940ca4d:/cache \
   lmsysorg/sglang:v0.5.18@sha256:9e148f5ac788e856a06166bd6347a831831eb9fcfab4d1770874823a7c29a1a1 sglang serve \
   --model-path /models/Laguna-XS-2.1 \
   --served-model-name poolside/Laguna-XS-2.1 \

@@ -1,5 +1,5 @@
 # laguna-xs-2.1.vllm/1xh200-bf16 on inventory synthetic (synthetic)
-# deployment sha256:337937df5c1a9f3ec4796d39562fc85564a61cbbca13c41eae9349f9221e484e
+# deployment sha256:cc3e589f4570a539ff5c5ee9f018648ca5625fde3ce95adb8d1726ebd5d40b16
 # checkpoint poolside/Laguna-XS-2.1@e9df9a59996d790b94b70f3fef343fe1d9e34bdf lock NOT LOCKED
 # memory of server: per GPU 128.40 GiB for the engine - 62.33 weights - 3.61 graphs and workspace = 62.46 for KV; largest context 262,144 tokens, asked for 262,144
 
@@ -10,9 +10,18 @@ docker run \
   --gpus all \
   --env HF_HUB_OFFLINE=1 \
   --env VLLM_NO_USAGE_STATS=1 \
+  --env VLLM_CACHE_ROOT=/cache/vllm \
+  --env DG_JIT_CACHE_DIR=/cache/deep_gemm \
+  --env TRITON_CACHE_DIR=/cache/triton \
+  --env TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+  --env FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+  --env TILELANG_CACHE_DIR=/cache/tilelang \
+  --env CUDA_CACHE_PATH=/cache/cuda \
+  --env TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
   --ipc=host \
   --publish 8000:8000 \
   --volume /models:/models:ro \
+  --volume /var/cache/slipway/vllm-0.25.1-h200-4cc03319bcb7:/cache \
   vllm/vllm-openai:v0.25.1@sha256:e4f88a835143cd22aee2397a26ec6bb80b3a4a6fe0c882bcbc63822904766089 /models/Laguna-XS-2.1 \
   --tensor-parallel-size 1 \
   --pipeline-parallel-size 1 \

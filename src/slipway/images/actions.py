@@ -1,0 +1,275 @@
+"""What the image commands do: each returns a document for `--json` and the text for people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import MissingFile, UsageError
+from slipway.images import building, inputs, lock, locking, mirror, papers
+from slipway.images.builders import Builder, compression_for
+from slipway.images.builders.buildah import BuildahBuilder
+from slipway.images.builders.buildx import BuildxBuilder
+from slipway.images.image_name import is_loopback, parse, parse_mirrors
+from slipway.images.inputs import Place, Settings
+from slipway.images.lock import ImageLock
+from slipway.images.locking import World
+from slipway.images.registry import registry_from
+from slipway.progress import Progress, human_bytes
+
+SECRETS = {
+    "ca": ("SLIPWAY_BUILD_CA", "PIP_CERT", "SSL_CERT_FILE"),
+    "pip-conf": ("SLIPWAY_BUILD_PIP_CONF", "PIP_CONFIG_FILE"),
+    "apt-sources": ("SLIPWAY_BUILD_APT_SOURCES",),
+}
+"""Build secret → the variables that may name its file, first one wins. They reach RUN only, and leave no trace."""
+
+MIRRORS = "SLIPWAY_REGISTRY_MIRRORS"
+NETWORK = "SLIPWAY_BUILD_NETWORK"
+
+Answer = tuple[dict[str, Any], str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression."""
+
+    builder: str = "docker"
+    no_cache: bool = False
+    push: str | None = None
+    sign: Path | None = None
+    secrets: tuple[str, ...] = ()
+    oldest_docker: str | None = None
+
+
+def lock_image(
+    place: Place,
+    options: Options,
+    progress: Progress,
+    *,
+    base: str | None = None,
+    check: bool = False,
+    offline: bool = False,
+) -> Answer:
+    """The lock, written; with `check` compared with what stands there, and nothing written; `offline` asks no registry.
+
+    Raises: as `locking.resolve`; with `check` LockDrift when anything moved.
+    """
+    with registry_from() as registry:
+        settings = settings_from(os.environ, options)
+        world = World(
+            None if offline else registry,
+            lambda: builder(options.builder, place),
+            settings,
+            place.root / ".slipway" / "tools",
+        )
+        before = lock.read_any(place.lock) if place.lock.exists() else None
+        if check and before is None:
+            raise MissingFile(
+                place.lock, "no such lock", "there is nothing to compare", f"run invoke lock-image {place.flags}"
+            )
+        made = locking.resolve(place, world, base, progress)
+    found = locking.changes(place, before, made) if before else ()
+    if check:
+        locking.refuse_changed(place, found)
+        return made.lock.as_json(), f"{place.lock}: nothing moved\n"
+    made = locking.keep_results(place, made)
+    locking.write(place, made)
+    return made.lock.as_json(), _locked_text(place, made.lock, found if before else None)
+
+
+def build_image(place: Place, options: Options, progress: Progress) -> Answer:
+    """The image, built, checked, and pushed where asked to. Raises: as `building.build`, and `mirror.run`."""
+    settings = settings_from(os.environ, options)
+    built = building.build(
+        place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
+    )
+    document = {
+        **built.result.as_json(),
+        "archive": str(built.archive),
+        "seconds": round(built.seconds, 2),
+        "cached_steps": built.cached_steps,
+        "repeats_the_lock": built.known,
+        "checks": list(built.checks),
+        "pushed": None,
+    }
+    text = _built_text(place, built)
+    made = lock.read_any(place.lock)
+    document["sbom"] = str(papers.write_sbom(place, made))
+    text += f"  SBOM             {document['sbom']}\n"
+    if options.push:
+        sent, said = _pushed(place, made, built, options, progress)
+        document["pushed"] = {"to": options.push, "digest": sent.digest, **said.__dict__}
+        text += (
+            f"pushed {options.push}, digest {sent.digest} ({sent.copied} blobs sent, {sent.skipped} there already)\n"
+        )
+        text += (
+            f"  attached         SBOM {said.sbom}, provenance {said.provenance}{'; signed' if said.signed else ''}\n"
+        )
+    return document, text
+
+
+def _pushed(
+    place: Place, made: ImageLock, built: building.Built, options: Options, progress: Progress
+) -> tuple[mirror.Mirrored, papers.Said]:
+    """The image in the registry, with what is said about it."""
+    assert options.push
+    # What the lock recorded, so that the papers are the same whichever machine pushes.
+    result = made.result(built.result.builder) or built.result
+    with registry_from() as registry:
+        sent = mirror.run(f"archive:{built.archive}", options.push, registry, mirror.Options(replace=True), progress)
+        pinned = parse(options.push).at(digest=sent.digest)
+        return sent, papers.say(place, made, result, pinned, registry, options.sign)
+
+
+def check_pushed(place: Place, ref: str, key: Path | None) -> Answer:
+    """What was proved about the image at `ref`. Raises: as `papers.check_pushed`."""
+    made = lock.read(place.images, place.engine, place.variant, place.spec())
+    with registry_from() as registry:
+        said = papers.check_pushed(place, made, ref, registry, key)
+    return {"image": ref, "proved": list(said)}, "".join(f"{line}\n" for line in said)
+
+
+def show_build(place: Place, options: Options) -> Answer:
+    """The build as the lock has it, without asking anybody: every input, and what was proved about it.
+
+    Raises: LockDrift and DocumentError for whatever a build would be refused for.
+    """
+    made = lock.read(place.images, place.engine, place.variant, place.spec())
+    settings = settings_from(os.environ, Options(oldest_docker=options.oldest_docker))
+    request = inputs.request(place, made, settings, archive=place.archive, no_cache=options.no_cache)
+    document = {
+        **made.as_json(),
+        "inputs_digest": made.inputs_digest,
+        "name": request.name,
+        "labels": dict(request.labels),
+    }
+    return document, "\n".join(_shown(place, made)) + "\n"
+
+
+def verify_image(place: Place, options: Options, progress: Progress) -> Answer:
+    """A rebuild without cache, held against the lock. Raises: IntegrityMismatch with what differs, and as `building.verify`."""
+    settings = settings_from(os.environ, options)
+    compared = building.verify(place, builder(options.builder, place), settings, progress)
+    building.refuse_different(place, compared)
+    result = compared.built.result
+    document = {**result.as_json(), "same": True, "seconds": round(compared.built.seconds, 2)}
+    return document, (
+        f"the same image again: config digest {result.config_digest}, {len(result.diff_ids)} layers, "
+        f"rebuilt in {compared.built.seconds:.1f} s\n"
+    )
+
+
+def mirror_image(
+    place: Place, way: mirror.Options, progress: Progress, *, to: str, source: str | None = None
+) -> Answer:
+    """The built image, or `source`, copied to a registry, a layout or an archive. Raises: as `mirror.run`."""
+    start = source or f"archive:{place.archive}"
+    if not source and not place.archive.exists():
+        why = "the image has not been built here"
+        raise MissingFile(place.archive, "no such image", why, f"run invoke build-image {place.flags}, or give --from")
+    with registry_from() as registry:
+        sent = mirror.run(start, to, registry, way, progress)
+    document = {**sent.__dict__, "from": start, "to": to, "attached": list(sent.attached)}
+    return document, (
+        f"{to}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
+        f"{sent.skipped} there already, {len(sent.attached)} attached\n"
+    )
+
+
+def builder(name: str, place: Place) -> Builder:
+    """The builder called `name`; buildah speaks plain HTTP with a registry on this machine, as Docker does by itself.
+
+    Raises: UsageError.
+    """
+    if name == "docker":
+        return BuildxBuilder()
+    if name == "buildah":
+        locked = lock.read_any(place.lock).base.ref if place.lock.exists() else "docker.io/x"
+        return BuildahBuilder(tls_verify=not is_loopback(parse(locked).registry))
+    raise UsageError("--builder", f"is not known (got {name!a})", "known: docker, buildah", "choose one of them")
+
+
+def settings_from(environ: Mapping[str, str], options: Options) -> Settings:
+    """What this machine adds: secrets by flag or variable, the network of RUN, mirrors, and a compression every node reads.
+
+    Raises: UsageError for a secret that no Dockerfile of ours asks for, or without a file.
+    """
+    secrets = {
+        name: Path(environ[variable])
+        for name, variables in SECRETS.items()
+        for variable in reversed(variables)
+        if environ.get(variable)
+    }
+    for given in options.secrets:
+        name, equals, path = given.partition("=")
+        if name not in SECRETS or not equals or not path:
+            raise UsageError(
+                "--secret",
+                f"is not understood (got {given!a})",
+                f"NAME=FILE; names: {', '.join(SECRETS)}",
+                "correct it",
+            )
+        secrets[name] = Path(path)
+    return Settings(
+        secrets=secrets,
+        mirrors=parse_mirrors(environ.get(MIRRORS, "")),
+        network=environ.get(NETWORK, "default"),
+        compression=compression_for(options.oldest_docker),
+    )
+
+
+def _locked_text(place: Place, made: ImageLock, found: tuple[str, ...] | None) -> str:
+    lines = [f"wrote {place.lock}", *_shown(place, made)]
+    if found is not None:
+        lines += ["changed since the lock before:" if found else "nothing changed since the lock before"]
+        lines += [f"  {line}" for line in found]
+    return "\n".join(lines) + "\n"
+
+
+def _built_text(place: Place, built: building.Built) -> str:
+    said = "the same as the lock has it" if built.known else f"recorded in {place.lock}; commit it"
+    lines = [
+        f"built {inputs.tag(built.lock)} in {built.seconds:.1f} s ({built.cached_steps} steps from cache)",
+        f"  config digest    {built.result.config_digest} ({said})",
+        f"  manifest digest  {built.result.manifest_digest} ({built.result.compression})",
+        f"  size             {human_bytes(built.result.size_bytes)} in {len(built.result.diff_ids)} layers",
+        f"  checked          {'; '.join(built.checks)}",
+        f"  archive          {built.archive}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(place: Place, made: ImageLock) -> Iterator[str]:
+    yield f"{made.engine} {made.variant}: engine {made.engine_version}, image {inputs.tag(made)}"
+    yield f"  lock           {made.inputs_digest}"
+    yield f"  base           {made.base.ref}" + (f", made {made.base.created}" if made.base.created else "")
+    if made.git:
+        yield f"  repository     {made.git.repository}"
+        yield f"  commit         {made.git.commit}" + (
+            f" ({made.git.base_commit} with pull requests on top)" if made.git.commit != made.git.base_commit else ""
+        )
+        yield f"  tree           {made.git.tree}, archive sha256 {made.git.archive_sha256}"
+        for one in made.git.pull_requests:
+            how = f"merged by {one.merge_commit}" if one.merge_commit else f"put on top at {one.head}"
+            yield f"  proved         #{one.number} {how}: {one.subject}"
+        yield f"  proved         {made.git.assertions} assertion(s) about the files at that commit"
+    if made.packages:
+        size = f", {human_bytes(made.packages.wheels_bytes)}" if made.packages.wheels_bytes else ""
+        yield f"  packages       {made.packages.count} wheels{size}, {made.packages.file} sha256 {made.packages.sha256}"
+        yield f"  resolved by    uv {made.packages.uv} for Python {made.packages.python}, as of {made.packages.exclude_newer}"
+    if made.debs:
+        size = human_bytes(sum(deb.size_bytes for deb in made.debs))
+        yield f"  debs           {len(made.debs)} packages, {size}, each by version and sha256"
+    yield f"  Dockerfile     images/{place.engine}/{place.spec().dockerfile} sha256 {made.dockerfile_sha256}"
+    yield f"  context        sha256 {made.context_sha256}"
+    yield f"  epoch          {made.epoch}"
+    if made.cuda:
+        yield f"  CUDA           {made.cuda.version}, for {', '.join(made.gpu_architectures) or 'any GPU'}"
+    for result in made.results:
+        yield f"  expected       {result.config_digest} from {result.builder} ({result.version})"
+    if not made.results:
+        yield "  expected       nothing yet: the first build records it"

@@ -1,0 +1,231 @@
+"""An archive of images as a build or `docker save` writes it: a layout in a tar file, or Docker's older form.
+
+Nothing is unpacked: each blob is read where it lies in the file. The older form has no manifest; one is made here in one way, so
+that its digest is the same each time, around the config and the layers as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from slipway.documents import canonical_json
+from slipway.durable import sync_folder
+from slipway.errors import IntegrityMismatch, MissingFile, from_os_error
+from slipway.images import layout, manifests
+from slipway.images.manifests import DOCKER_MANIFEST, MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
+from slipway.images.stores import Attached
+from slipway.images.turns import sync
+
+_READ_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 8 << 20
+_CONFIG = "application/vnd.docker.container.image.v1+json"
+_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
+_SAVE_AGAIN = "write the archive again"
+
+
+@dataclass(frozen=True)
+class _Member:
+    offset: int
+    size_bytes: int
+
+
+class Archive:
+    """The archive at `path`, as a source; `ref` is the name that is meant in it, or a digest."""
+
+    def __init__(self, path: Path, ref: str | None = None) -> None:
+        """Find what is in it. Raises: MissingFile, DiskFailure, IntegrityMismatch."""
+        self.path = path
+        self._ref = ref
+        self._members = _members(path)
+        self._made: dict[str, bytes] = {}
+        self._places: dict[str, str] = {}
+        if "index.json" in self._members:
+            data = self._small("index.json")
+            self._entries = manifests.parse(data, f"{path}: index.json").manifests
+        elif "manifest.json" in self._members:
+            self._entries = tuple(self._older())
+        else:
+            why = "a layout has index.json, docker save writes manifest.json"
+            raise IntegrityMismatch(path, "is no archive of images", why, _SAVE_AGAIN)
+
+    def root(self) -> Manifest:
+        """The manifest that is meant: of this name or digest, or of the only image.
+
+        Raises: MissingFile, UsageError, IntegrityMismatch.
+        """
+        return self.manifest(layout.chosen(self._entries, self._ref, self.path))
+
+    def manifest(self, descriptor: Descriptor) -> Manifest:
+        """The manifest of `descriptor`, proved.
+
+        Raises: MissingFile, IntegrityMismatch.
+        """
+        if descriptor.size_bytes > MAX_MANIFEST_BYTES:
+            raise IntegrityMismatch(
+                self.path, f"names a manifest of {descriptor.size_bytes} bytes", "none is that large"
+            )
+        data = b"".join(self.read(descriptor))
+        return manifests.parse(data, self.path, descriptor.media_type, descriptor.digest)
+
+    def read(self, descriptor: Descriptor, start: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from `start` on, not proved.
+
+        Raises: MissingFile, DiskFailure.
+        """
+        if descriptor.digest in self._made:
+            yield self._made[descriptor.digest][start:]
+            return
+        name = self._places.get(descriptor.digest, f"blobs/sha256/{descriptor.digest.removeprefix('sha256:')}")
+        yield from self._read_member(name, start)
+
+    def reject(self, digest: str) -> bool:
+        """False: an archive has each blob once."""
+        del digest
+        return False
+
+    def attached(self, digest: str) -> tuple[Attached, ...]:
+        """What in the archive's index refers to `digest`."""
+        return layout.attached_among(self._entries, digest, self.manifest)
+
+    def _read_member(self, name: str, start: int = 0) -> Iterator[bytes]:
+        member = self._members.get(name)
+        if member is None:
+            raise MissingFile(f"{self.path}: {name}", "is not in the archive", "its manifest names it", _SAVE_AGAIN)
+        left = member.size_bytes - start
+        try:
+            with self.path.open("rb") as file:
+                file.seek(member.offset + start)
+                while left > 0 and (chunk := file.read(min(left, _READ_BYTES))):
+                    left -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise from_os_error(error, self.path, "reading the archive") from error
+
+    def _small(self, name: str) -> bytes:
+        member = self._members.get(name)
+        if member is not None and member.size_bytes > _MAX_CONFIG_BYTES:
+            raise IntegrityMismatch(f"{self.path}: {name}", f"has {member.size_bytes} bytes", "none is that large")
+        return b"".join(self._read_member(name))
+
+    def _older(self) -> Iterator[Descriptor]:
+        """The images of Docker's older form, each with a manifest made for it."""
+        try:
+            images = list(json.loads(self._small("manifest.json")) or [{}])
+            wanted = [
+                (str(one["Config"]), [str(name) for name in one["Layers"]], one.get("RepoTags") or [""])
+                for one in images
+            ]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise IntegrityMismatch(
+                f"{self.path}: manifest.json", "is not what docker save writes", "", _SAVE_AGAIN
+            ) from None
+        for config_name, layer_names, tags in wanted:
+            config = manifests.describe(self._small(config_name), _CONFIG)
+            self._places[config.digest] = config_name
+            layers = [self._layer(name) for name in layer_names]
+            self._check_layers(config_name, layers)
+            manifest = self._manifest(config, layers)
+            for tag in tags:
+                yield replace(manifest.descriptor, annotations={REF_NAME: str(tag)} if tag else {})
+
+    def _layer(self, name: str) -> Descriptor:
+        state, size = hashlib.sha256(), 0
+        for chunk in self._read_member(name):
+            state.update(chunk)
+            size += len(chunk)
+        digest = f"sha256:{state.hexdigest()}"
+        self._places[digest] = name
+        return Descriptor(_LAYER, digest, size)
+
+    def _check_layers(self, config_name: str, layers: list[Descriptor]) -> None:
+        """The config names its layers by digest, so that the archive cannot bring others."""
+        value: Any = json.loads(self._small(config_name))
+        found = [layer.digest for layer in layers]
+        named = value.get("rootfs", {}).get("diff_ids") if isinstance(value, dict) else None
+        if named != found:
+            why = f"its config names {len(named) if isinstance(named, list) else 'no'} layers by digest"
+            raise IntegrityMismatch(f"{self.path}: {config_name}", "has other layers than it names", why, _SAVE_AGAIN)
+
+    def _manifest(self, config: Descriptor, layers: list[Descriptor]) -> Manifest:
+        value = {
+            "schemaVersion": 2,
+            "mediaType": DOCKER_MANIFEST,
+            "config": config.as_json(),
+            "layers": [layer.as_json() for layer in layers],
+        }
+        manifest = manifests.parse(canonical_json(value), self.path)
+        self._made[manifest.digest] = manifest.data
+        return manifest
+
+
+def write(folder: Path, path: Path) -> None:
+    """Nothing; the layout in `folder` is now also the archive at `path`, the same bytes for the same layout.
+
+    Raises: DiskFailure, MissingFile.
+    """
+    part = path.with_name(f".{path.name}.part")
+    names = [*sorted((folder / "blobs" / "sha256").glob("[0-9a-f]*")), folder / "index.json", folder / "oci-layout"]
+    try:
+        with part.open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for directory in ("blobs", "blobs/sha256"):
+                    tar.addfile(_entry(directory, None))
+                for name in names:
+                    with name.open("rb") as content:
+                        tar.addfile(_entry(name.relative_to(folder).as_posix(), name.stat().st_size), content)
+            sync(file)
+        part.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise from_os_error(error, path, "writing the archive") from error
+
+
+def _entry(name: str, size_bytes: int | None) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.size = (
+        (tarfile.DIRTYPE, 0o755, 0) if size_bytes is None else (tarfile.REGTYPE, 0o644, size_bytes)
+    )
+    return entry
+
+
+def _members(path: Path) -> dict[str, _Member]:
+    """Where each file lies; links of the older form lead to the file that they mean."""
+    found, links = dict[str, _Member](), dict[str, str]()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                name = _clean(member.name)
+                if member.isreg() and not member.issparse():
+                    found[name] = _Member(member.offset_data, member.size)
+                elif member.issym():
+                    links[name] = _clean(str(PurePosixPath(name).parent / member.linkname))
+                elif member.islnk():
+                    links[name] = _clean(member.linkname)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        why = f"an uncompressed tar file is read here ({error})"
+        raise IntegrityMismatch(
+            path, "is no archive of images", why, "unpack it with gunzip, or write it again"
+        ) from None
+    except OSError as error:
+        raise from_os_error(error, path, "reading the archive") from error
+    for name, target in links.items():
+        if target in found:
+            found.setdefault(name, found[target])
+    return found
+
+
+def _clean(name: str) -> str:
+    parts = list[str]()
+    for part in PurePosixPath(name).parts:
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in {"/", "."}:
+            parts.append(part)
+    return "/".join(parts)

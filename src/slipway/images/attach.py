@@ -1,0 +1,99 @@
+"""Documents about an image, kept beside it where the image is: in its registry as referrers, or in its layout.
+
+What is attached goes wherever `mirror` takes the image. Attaching the same document again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipway.errors import MissingFile, UsageError
+from slipway.images import manifests, provenance, sbom
+from slipway.images.image_name import ImageName, parse
+from slipway.images.layout import Layout
+from slipway.images.manifests import EMPTY, Descriptor, Manifest
+from slipway.images.registry import Registry
+from slipway.images.sbom import timestamp
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A document about an image: its bytes, what kind it is, and annotations for who lists referrers."""
+
+    data: bytes
+    media_type: str
+    title: str
+    epoch_s: int
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def sbom_paper(components: sbom.Components) -> Paper:
+    """The bill of materials, to be attached."""
+    return Paper(sbom.render(components), sbom.MEDIA_TYPE, "sbom.cdx.json", components.epoch_s)
+
+
+def provenance_paper(build: provenance.Build) -> Paper:
+    """The provenance statement, to be attached."""
+    notes = {"in-toto.io/predicate-type": provenance.PREDICATE}
+    return Paper(provenance.render(build), provenance.MEDIA_TYPE, "provenance.json", build.epoch_s, notes)
+
+
+def attach(registry: Registry, image: ImageName | str, paper: Paper) -> ImageName:
+    """The name, by digest, of the manifest that attaches `paper` to `image` (which has a digest) in its registry.
+
+    Raises: UsageError for an image without a digest, MissingFile, IntegrityMismatch, AuthFailure, NetworkFailure.
+    """
+    name = _pinned(image)
+    subject = registry.manifest(name).descriptor
+    manifest, blob = _artifact(paper, subject)
+    for descriptor, data in ((EMPTY, b"{}"), (blob, paper.data)):
+        registry.push_blob(name.at(), descriptor, lambda data=data: iter((data,)))  # type: ignore[misc]
+    registry.push_manifest(name.at(), manifest)
+    return name.at(digest=manifest.digest)
+
+
+def attach_in_layout(folder: Path, ref: str | None, paper: Paper) -> str:
+    """The digest of the manifest that attaches `paper` to the image `ref` in the layout `folder`.
+
+    Raises: MissingFile, UsageError, IntegrityMismatch, DiskFailure.
+    """
+    layout = Layout(folder, ref)
+    manifest, blob = _artifact(paper, layout.root().descriptor)
+    for descriptor, data in ((EMPTY, b"{}"), (blob, paper.data)):
+        layout.put_blob(descriptor, lambda start, data=data: iter((data[start:],)))  # type: ignore[misc]
+    layout.put_manifest(manifest)
+    layout.publish()
+    return manifest.digest
+
+
+def attached(registry: Registry, image: ImageName | str, media_type: str) -> tuple[bytes, ...]:
+    """The documents of `media_type` that are attached to `image`, each proved by its digest.
+
+    Raises: MissingFile where there is none, UsageError, IntegrityMismatch, AuthFailure, NetworkFailure.
+    """
+    name = _pinned(image)
+    found = []
+    for entry in registry.referrers(name, name.digest or "", media_type):
+        manifest = registry.manifest(name.at(digest=entry.digest))
+        if manifest.subject is not None and manifest.subject.digest == name.digest:
+            found += [
+                b"".join(registry.blob(name, blob)) for blob in manifest.blobs[1:] if blob.media_type == media_type
+            ]
+    if not found:
+        raise MissingFile(name, f"has no {media_type} attached", "", "attach it, or mirror it together with its image")
+    return tuple(found)
+
+
+def _artifact(paper: Paper, subject: Descriptor) -> tuple[Manifest, Descriptor]:
+    blob = manifests.describe(paper.data, paper.media_type, {"org.opencontainers.image.title": paper.title})
+    notes = {"org.opencontainers.image.created": timestamp(paper.epoch_s), **paper.annotations}
+    return manifests.artifact(paper.media_type, [blob], subject, notes), blob
+
+
+def _pinned(image: ImageName | str) -> ImageName:
+    name = parse(image) if isinstance(image, str) else image
+    if name.digest is None:
+        raise UsageError(name, "has no digest", "a document is about a digest, never about a tag", "name the digest")
+    return name

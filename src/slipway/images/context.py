@@ -1,0 +1,151 @@
+"""The build context as one tar whose sha256 can stand in a lock: the listed files, and nothing that a checkout adds to them.
+
+Timestamps, owners, umask and place of the checkout leave no trace, so two machines send the same bytes to the builder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from slipway.errors import MissingFile, UsageError, from_os_error
+from slipway.images.tarball import Member, TarWriter, leaves, sort_key, stays_inside
+
+SECRET_NAMES = (
+    ".env",
+    ".env.*",
+    ".netrc",
+    ".npmrc",
+    ".pypirc",
+    ".git-credentials",
+    "credentials",
+    "credentials.json",
+    "id_rsa*",
+    "id_ed25519*",
+    "id_ecdsa*",
+    "*.key",
+    "*.pem",
+    "*.p12",
+    "*.pfx",
+    "*.kdbx",
+)
+"""File names that hold secrets by custom; a context never carries them, not even where a pattern names one."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A packed context: the tar, the sha256 of its bytes (64 hex digits), and how many files and symlinks it holds."""
+
+    tar: bytes
+    sha256: str
+    file_count: int
+
+
+def pack(folder: Path, files: Sequence[str], extra: Mapping[str, bytes], epoch: int) -> Context:
+    """The files under `folder` that match a pattern in `files`, and the made ones in `extra` (name → bytes), as one tar.
+
+    Patterns are relative, with `/` between folders: `*` and `?` within a name, `**` for any number of folders. A member's
+    mode is 0755 where the owner may execute the file, else 0644; its mtime is `epoch` seconds.
+
+    Raises: MissingFile when a pattern matches nothing; UsageError for a symlink that leaves the folder, a file that is
+    neither regular nor a symlink, a name that holds secrets by custom, or an extra file that is also on disk.
+    """
+    members = {member.name: member for member in _listed(folder, files)}
+    for name, data in extra.items():
+        if name in members:
+            raise UsageError(
+                folder / name, "is made by the build and stands in the folder too", "", "remove one of the two"
+            )
+        if not stays_inside(name):
+            raise UsageError(name, "is no name for a file of the context", "a relative path without ..", "rename it")
+        members[name] = Member(name, read=partial(bytes, data))
+    stream = io.BytesIO()
+    writer = TarWriter(stream, epoch)
+    for name in sorted(members, key=sort_key):
+        writer.add(members[name])
+    writer.close()
+    tar = stream.getvalue()
+    return Context(tar, hashlib.sha256(tar).hexdigest(), len(members))
+
+
+def _listed(folder: Path, patterns: Sequence[str]) -> Iterator[Member]:
+    """The members that the patterns pick; every pattern must pick something, or a renamed file would silently be left out."""
+    if not folder.is_dir():
+        raise MissingFile(folder, "no such folder", "the build context is packed from it", "check the path")
+    compiled = {pattern: re.compile(_regex(pattern)) for pattern in patterns}
+    unused = set(patterns)
+    for name, entry in _walk(folder, ""):
+        matching = {pattern for pattern, regex in compiled.items() if regex.fullmatch(name)}
+        if matching:
+            unused -= matching
+            yield _member(folder, name, entry)
+    if unused:
+        pattern = sorted(unused)[0]
+        raise MissingFile(folder / pattern, "matches no file", "every listed pattern must pick one", "correct the list")
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Every entry below `folder` that is no folder itself; symlinks to folders are entries, `.git` is none."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise from_os_error(error, folder, "reading the build context") from error
+    for entry in found:
+        if entry.name.lower() == ".git":
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+        else:
+            yield f"{prefix}{entry.name}", entry
+
+
+def _member(folder: Path, name: str, entry: os.DirEntry[str]) -> Member:
+    path = folder / name
+    if any(re.fullmatch(_regex(secret), entry.name.lower()) for secret in SECRET_NAMES):
+        why = "files of this name hold secrets by custom, and every layer can be read"
+        raise UsageError(
+            path, "must not enter a build context", why, "pass it as a build secret, or narrow the pattern"
+        )
+    if not stays_inside(name):
+        raise UsageError(path, "is no name for a file of the context", "no backslash in it", "rename it")
+    try:
+        if entry.is_symlink():
+            return _symlink(folder, name)
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError(path, "is neither a file nor a symlink", "only those can be packed", "narrow the pattern")
+        return Member(name, bool(mode & stat.S_IXUSR), read=partial(bytes, path.read_bytes()))
+    except OSError as error:
+        raise from_os_error(error, path, "reading the build context") from error
+
+
+def _symlink(folder: Path, name: str) -> Member:
+    path = folder / name
+    link = str(path.readlink())
+    # The text must stay inside, and so must where it lands: a chain of links could step out in between.
+    if leaves(name, link) or not path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            path,
+            f"is a symlink that leaves the folder (to {link})",
+            "what lies outside is not locked",
+            "copy the file in",
+        )
+    if not path.exists():
+        raise MissingFile(path, f"is a symlink to nothing (to {link})", "", "correct or remove it")
+    return Member(name, link=link)
+
+
+def _regex(pattern: str) -> str:
+    """`pattern` as a regular expression for whole names; `**/` may also stand for no folder at all."""
+    found = ""
+    for token in re.split(r"(\*\*/|\*\*|\*|\?)", pattern):
+        found += {"**/": "(?:[^/]+/)*", "**": ".+", "*": "[^/]*", "?": "[^/]"}.get(token, re.escape(token))
+    return found

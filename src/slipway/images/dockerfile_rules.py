@@ -1,0 +1,363 @@
+"""The rules of the Dockerfile linter, as a table: what is looked for, and what the user is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from slipway.errors import UsageError
+from slipway.images import dockerfile_installs as installs
+from slipway.images import image_name
+from slipway.images.allowed import COMMIT, Download, pinned
+from slipway.images.dockerfile_reader import Flag, Place
+from slipway.images.dockerfile_stages import AUTOMATIC_ARGS, EPOCH_ARG, Run, Sheet, Stage, Step, declared
+from slipway.images.shell_words import SHELLS
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a rule is broken; `got` is what stands there."""
+
+    place: Place
+    got: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`check` finds every breach; the text is `message (got …); why; remedy`."""
+
+    id: str
+    check: Callable[[Sheet], Iterator[Finding]]
+    message: str
+    why: str
+    remedy: str
+
+
+def _syntax(sheet: Sheet) -> Iterator[Finding]:
+    for comment in sheet.dockerfile.comments:
+        # BuildKit also takes the frontend from a `//` comment, below a `#!` line, and from JSON; anything alike is refused.
+        if re.match(r"(#|//)\W*syntax\b\W*[=:]", comment.text, re.IGNORECASE):
+            yield Finding(comment.place, comment.text)
+    for instruction in sheet.dockerfile.instructions:
+        if instruction.keyword == "ARG":
+            for name, _, offset in declared(instruction):
+                if name == "BUILDKIT_SYNTAX":
+                    yield Finding(instruction.at(offset), name)
+
+
+def _unreadable(sheet: Sheet) -> Iterator[Finding]:
+    for fault in sheet.faults:
+        yield Finding(fault.place, fault.text)
+    for run in sheet.runs:
+        if run.command.unreadable:
+            yield Finding(run.place, "commands nested too deep")
+    for _, step in sheet.steps("SHELL"):
+        words = step.instruction.json_words() or ("",)
+        if words[0].rpartition("/")[2] not in SHELLS:
+            yield Finding(step.instruction.place, f"SHELL {words[0]}")
+
+
+@dataclass(frozen=True)
+class _ImageUse:
+    place: Place
+    text: str
+    resolved: str | None
+    stage: Stage | None
+
+
+def _image_uses(sheet: Sheet) -> Iterator[_ImageUse]:
+    """Every place that takes files from an image which is neither a stage nor `scratch`."""
+    for stage in sheet.stages:
+        words = stage.start.instruction.text.split()
+        if stage.parent is None and stage.base != "scratch":
+            at = stage.start.instruction.start
+            yield _ImageUse(stage.start.instruction.at(at), words[0] if words else "", stage.base, stage)
+    for current, step in sheet.steps("COPY", "ADD", "RUN"):
+        for flag in step.instruction.flags:
+            name = flag.value if flag.name == "from" else _mount(flag).get("from", "")
+            resolved = step.value(name)
+            if name and (resolved is None or sheet.stage_called(resolved, current) is None):
+                yield _ImageUse(step.instruction.at(flag.offset), name, resolved, current)
+
+
+def _mount(flag: Flag) -> dict[str, str]:
+    if flag.name != "mount":
+        return {}
+    pairs = (part.partition("=") for part in flag.value.split(","))
+    return {key.lower(): value for key, _, value in pairs}
+
+
+def _unpinned_image(sheet: Sheet) -> Iterator[Finding]:
+    for use in _image_uses(sheet):
+        name = _pinned_name(use)
+        if name is None:
+            yield Finding(use.place, use.text if use.resolved in {None, use.text} else f"{use.text} = {use.resolved}")
+
+
+def _unlocked_image(sheet: Sheet) -> Iterator[Finding]:
+    for use in _image_uses(sheet):
+        name = _pinned_name(use)
+        if name is not None and name not in sheet.allowed.image_names():
+            yield Finding(use.place, use.resolved or "")
+
+
+def _pinned_name(use: _ImageUse) -> str | None:
+    """`registry/repository@sha256:…` of an image that is used by digest, None of any other."""
+    try:
+        name = image_name.parse(use.resolved or "")
+    except UsageError:
+        return None
+    return pinned(name) if name.digest else None
+
+
+def _git_url(url: str) -> bool:
+    """Whether ADD takes `url` for a git repository. Source: moby/buildkit, util/gitutil, read 2026-12-01."""
+    bare = re.split("[#?]", url, maxsplit=1)[0]
+    if url.startswith(("git://", "ssh://", "git@", "github.com/")):
+        return True
+    return bare.endswith(".git") and (
+        url.startswith(("http://", "https://")) or bool(re.match(r"[\w.-]+@[\w.-]+:", url))
+    )
+
+
+def _added(sheet: Sheet) -> Iterator[tuple[Step, str, str | None]]:
+    """The sources of every ADD and COPY: step, as written, with variables replaced."""
+    for _, step in sheet.steps("ADD", "COPY"):
+        words = step.instruction.json_words() or tuple(step.instruction.text.split())
+        for word in words[:-1]:
+            yield step, word, step.value(word)
+
+
+def _git(sheet: Sheet) -> Iterator[Finding]:
+    for step, text, resolved in _added(sheet):
+        if resolved and _git_url(resolved):
+            url, _, fragment = resolved.partition("#")
+            commit = fragment.partition(":")[0]
+            if "?" in url or not COMMIT.fullmatch(commit) or not sheet.allowed.allows_commit(url, commit):
+                yield Finding(step.instruction.at(step.instruction.joined.find(text)), resolved)
+    for run in sheet.runs:
+        if run.command.program == "git" and not installs.pinned_git(run.command, sheet.allowed):
+            yield Finding(run.place, " ".join(("git", *run.command.arguments)))
+
+
+def _add_checksum(sheet: Sheet) -> Iterator[Finding]:
+    for step, text, resolved in _added(sheet):
+        place = step.instruction.at(step.instruction.joined.find(text))
+        if resolved is None:
+            yield Finding(place, text)
+        elif resolved.startswith(("http://", "https://")) and not _git_url(resolved):
+            flag = step.instruction.flag("checksum")
+            checksum = (step.value(flag.value) or "") if flag else ""
+            if (
+                Download(resolved, checksum.removeprefix("sha256:")) not in sheet.allowed.downloads
+                or ":" not in checksum
+            ):
+                yield Finding(place, f"{resolved} {checksum}".strip())
+
+
+def _pipe_to_shell(sheet: Sheet) -> Iterator[Finding]:
+    for run in sheet.runs:
+        command = run.command
+        fed = command.reads_pipe or any(kind == "<<<" for kind, _ in command.redirects)
+        reads_script = command.program in installs.INTERPRETERS and not installs.names_script(command)
+        inside = command.within in SHELLS | {"eval", "source", "."} and command.program in installs.FETCHERS
+        if (fed and reads_script) or inside:
+            yield Finding(run.place, " ".join((command.program, *command.arguments)))
+
+
+def _each(test: Callable[[Run, Sheet], bool]) -> Callable[[Sheet], Iterator[Finding]]:
+    """A check that judges every command of every RUN on its own."""
+
+    def check(sheet: Sheet) -> Iterator[Finding]:
+        for run in sheet.runs:
+            if test(run, sheet):
+                yield Finding(run.place, " ".join((run.command.program, *run.command.arguments)))
+
+    return check
+
+
+def _python_index(sheet: Sheet) -> Iterator[Finding]:
+    for run in sheet.runs:
+        for word in run.command.arguments if installs.is_python_install(run.command) else ():
+            if word.split("=")[0] in installs.MIXING_OPTIONS:
+                yield Finding(run.place, word)
+        exported = run.command.words[1:] if run.command.program in {"export", "declare"} else ()
+        for own in (*run.command.via, *exported):
+            if own.text.split("=")[0] in installs.MIXING_VARIABLES:
+                yield Finding(run.place, own.text)
+    for _, step in sheet.steps("ENV", "ARG"):
+        for name, value, offset in declared(step.instruction):
+            if name in installs.MIXING_VARIABLES:
+                yield Finding(step.instruction.at(offset), f"{name}={value or ''}")
+
+
+def _insecure(sheet: Sheet) -> Iterator[Finding]:
+    for _, step in sheet.steps("RUN"):
+        flag = step.instruction.flag("security")
+        if flag and flag.value != "sandbox":
+            yield Finding(step.instruction.at(flag.offset), f"--security={flag.value}")
+
+
+def _unlocked_arg(sheet: Sheet) -> Iterator[Finding]:
+    known = {*sheet.allowed.build_args, *AUTOMATIC_ARGS, EPOCH_ARG, *installs.MIXING_VARIABLES, "BUILDKIT_SYNTAX"}
+    for _, step in sheet.steps("ARG"):
+        for name, _, offset in declared(step.instruction):
+            if name not in known:
+                yield Finding(step.instruction.at(offset), name)
+
+
+def _root(sheet: Sheet) -> Iterator[Finding]:
+    if not sheet.stages:
+        return
+    stage: Stage | None = sheet.stages[-1]
+    last = sheet.stages[-1].start.instruction
+    while stage:
+        for step in reversed(stage.steps):
+            if step.instruction.keyword == "USER":
+                user = step.value(step.instruction.text)
+                name = (user or "").partition(":")[0].strip()
+                if not name or name == "root" or re.fullmatch(r"0+", name):
+                    yield Finding(step.instruction.place, f"USER {step.instruction.text}")
+                return
+        stage = stage.parent
+    yield Finding(last.place, "no USER in the final stage")
+
+
+def _epoch(sheet: Sheet) -> Iterator[Finding]:
+    for run in sheet.runs:
+        if installs.is_python_install(run.command) and EPOCH_ARG not in run.step.values:
+            yield Finding(run.place, " ".join((run.command.program, *run.command.arguments)))
+
+
+_LOCK = "name it in image.yaml, run `invoke lock-image`, and use what the lock says"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "syntax-directive",
+        _syntax,
+        "a frontend is named",
+        "it is pulled from a registry and pinned by nobody",
+        "remove the line",
+    ),
+    Rule(
+        "unreadable",
+        _unreadable,
+        "cannot be checked",
+        "only what the linter reads can be held to the lock",
+        "write it plainly",
+    ),
+    Rule(
+        "image-unpinned",
+        _unpinned_image,
+        "an image without a digest",
+        "a tag may name another image tomorrow",
+        "write name@sha256:… as in the lock",
+    ),
+    Rule(
+        "image-not-locked",
+        _unlocked_image,
+        "an image that the lock does not name",
+        "only locked inputs may be used",
+        _LOCK,
+    ),
+    Rule(
+        "pipe-to-shell",
+        _pipe_to_shell,
+        "a script is piped into an interpreter",
+        "what it says is decided by a server at build time",
+        "ADD it with --checksum, then run the file",
+    ),
+    Rule(
+        "download-in-run",
+        _each(installs.downloads),
+        "a download inside RUN",
+        "no lock and no source policy sees it",
+        "use ADD --checksum=sha256:… with a URL of the lock",
+    ),
+    Rule(
+        "python-unlocked",
+        _each(installs.python_unlocked),
+        "a Python install outside the lock",
+        "the same request installs other versions months later",
+        "install with --require-hashes -r and a lock file of the lock, nothing else",
+    ),
+    Rule(
+        "python-index",
+        _python_index,
+        "Python packages from more than one index",
+        "whoever owns the name on either index decides what is installed",
+        "lock with one index, or give wheels as downloads",
+    ),
+    Rule(
+        "git-unlocked",
+        _git,
+        "a git source that is no locked commit",
+        "branches and tags move",
+        "ADD url#<commit of the lock>, or take the source archive from the context",
+    ),
+    Rule(
+        "add-unlocked",
+        _add_checksum,
+        "a URL without its locked checksum",
+        "what a URL gives changes without notice",
+        "ADD --checksum=sha256:… with URL and checksum of the lock",
+    ),
+    Rule(
+        "apt-unlocked",
+        _each(installs.apt_unlocked),
+        "Debian packages without locked versions",
+        "the archive moves on every day",
+        "write name=version as in the lock, or install the locked list file",
+    ),
+    Rule(
+        "apt-source",
+        _each(installs.apt_source),
+        "another package source or key",
+        "it is outside the locked snapshot",
+        "take the packages as locked downloads",
+    ),
+    Rule(
+        "package-manager",
+        _each(installs.other_manager),
+        "a package manager without a lock here",
+        "its packages are pinned by nobody",
+        "take what is needed as locked downloads or wheels",
+    ),
+    Rule(
+        "rustup",
+        _each(installs.rustup),
+        "a Rust toolchain from rustup",
+        "channels move, and the installer is a script from a server",
+        "take the toolchain as a locked download or Debian package",
+    ),
+    Rule(
+        "insecure-run",
+        _insecure,
+        "a RUN with the host's rights",
+        "a build must not be able to change its host",
+        "remove --security",
+    ),
+    Rule(
+        "arg-unlocked",
+        _unlocked_arg,
+        "a build argument that the lock does not name",
+        "whoever builds could change the image with it",
+        _LOCK,
+    ),
+    Rule(
+        "user-root",
+        _root,
+        "the image runs as root",
+        "an engine needs no rights over its host",
+        "end the final stage with USER and a uid above 0",
+    ),
+    Rule(
+        "epoch-missing",
+        _epoch,
+        "Python packages are installed without SOURCE_DATE_EPOCH",
+        "their .pyc files go stale when the export rewrites timestamps, and every start compiles again",
+        "write `ARG SOURCE_DATE_EPOCH` above it in the same stage",
+    ),
+)
+"""Every rule, in the order in which problems of one place are reported."""

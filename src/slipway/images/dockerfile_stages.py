@@ -1,0 +1,185 @@
+"""A Dockerfile as its linter sees it: stages, the value of every variable where it is used, and the commands of every RUN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from slipway.images.allowed import AllowedInputs
+from slipway.images.dockerfile_reader import Dockerfile, Fault, Instruction, Place, substituted
+from slipway.images.shell_words import SHELLS, Command, commands, exec_form, words
+
+AUTOMATIC_ARGS = frozenset(
+    f"{where}{what}" for where in ("TARGET", "BUILD") for what in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")
+)
+"""Set by the builder from the platform; declared with ARG but given by nobody. Their values are not known here."""
+
+EPOCH_ARG = "SOURCE_DATE_EPOCH"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction of a stage, with the variables as they are where it stands (None: not known here)."""
+
+    instruction: Instruction
+    values: Mapping[str, str | None]
+
+    def value(self, text: str) -> str | None:
+        """`text` with variables replaced; None when that cannot be known."""
+        return substituted(text, self.values)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What stands between one FROM and the next. `base` is the image or stage named, None when it cannot be known."""
+
+    index: int
+    name: str
+    base: str | None
+    start: Step
+    steps: tuple[Step, ...]
+    parent: Stage | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command that a RUN runs, at its place in the file."""
+
+    stage: Stage
+    step: Step
+    command: Command
+    place: Place
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """All that the rules look at."""
+
+    dockerfile: Dockerfile
+    allowed: AllowedInputs
+    before: tuple[Step, ...]
+    stages: tuple[Stage, ...]
+    runs: tuple[Run, ...]
+    faults: tuple[Fault, ...] = field(default=())
+
+    def steps(self, *keywords: str) -> Iterator[tuple[Stage | None, Step]]:
+        """Every instruction with one of `keywords`, in file order; the stage is None before the first FROM."""
+        everything: list[tuple[Stage | None, Step]] = [(None, step) for step in self.before]
+        for stage in self.stages:
+            everything += [(stage, stage.start), *((stage, step) for step in stage.steps)]
+        return ((stage, step) for stage, step in everything if step.instruction.keyword in keywords)
+
+    def stage_called(self, name: str, before: Stage | None) -> Stage | None:
+        """The stage that `name` means, by name or number, for an instruction of `before`; None when it means none."""
+        earlier = self.stages if before is None else self.stages[: before.index]
+        for stage in earlier:
+            if name.lower() == stage.name.lower() or name == str(stage.index):
+                return stage
+        return None
+
+
+def sheet(dockerfile: Dockerfile, allowed: AllowedInputs) -> Sheet:
+    """The sheet of `dockerfile` for a build with the lock's build arguments."""
+    faults = list(dockerfile.faults)
+    outer: dict[str, str | None] = {}
+    before: list[Step] = []
+    stages: list[Stage] = []
+    groups: list[list[Instruction]] = [[]]
+    for instruction in dockerfile.instructions:
+        if instruction.keyword == "FROM":
+            groups.append([])
+        groups[-1].append(instruction)
+    for instruction in groups[0]:
+        before.append(Step(instruction, dict(outer)))
+        if instruction.keyword == "ARG":
+            outer.update(_arguments(instruction, outer, {}, allowed))
+        else:
+            faults.append(Fault(instruction.place, f"{instruction.keyword} stands before the first FROM"))
+    for group in groups[1:]:
+        stages.append(_stage(group, outer, stages, allowed))
+    if not stages:
+        faults.append(Fault(Place(1, 1), "there is no FROM"))
+    runs = tuple(run for stage in stages for step in stage.steps for run in _runs(stage, step))
+    return Sheet(dockerfile, allowed, tuple(before), tuple(stages), runs, tuple(faults))
+
+
+def declared(instruction: Instruction) -> Iterator[tuple[str, str | None, int]]:
+    """The names that an ARG declares: name, default as written or None, offset in the joined line."""
+    for word in words(instruction.joined[instruction.start :]):
+        name, equals, default = word.text.partition("=")
+        yield name, default if equals else None, instruction.start + word.offset
+
+
+def _stage(
+    group: list[Instruction], outer: Mapping[str, str | None], earlier: list[Stage], allowed: AllowedInputs
+) -> Stage:
+    start = Step(group[0], dict(outer))
+    named = group[0].text.split()
+    base = start.value(named[0]) if named else ""
+    name = named[2] if len(named) == 3 and named[1].lower() == "as" else ""
+    parent = next((stage for stage in earlier if base and stage.name.lower() == base.lower()), None)
+    values: dict[str, str | None] = {}
+    steps = []
+    for instruction in group[1:]:
+        steps.append(Step(instruction, dict(values)))
+        if instruction.keyword == "ARG":
+            values.update(_arguments(instruction, values, outer, allowed))
+        elif instruction.keyword == "ENV":
+            values.update(_environment(instruction, values))
+    return Stage(len(earlier), name, base, start, tuple(steps), parent)
+
+
+def _arguments(
+    instruction: Instruction, values: Mapping[str, str | None], outer: Mapping[str, str | None], allowed: AllowedInputs
+) -> Iterator[tuple[str, str | None]]:
+    for name, default, _ in declared(instruction):
+        if name in allowed.build_args:
+            yield name, allowed.build_args[name]
+        elif name in AUTOMATIC_ARGS or name == EPOCH_ARG:
+            yield name, None
+        elif default is not None:
+            yield name, substituted(default, values)
+        else:
+            yield name, outer.get(name, "")
+
+
+def _environment(instruction: Instruction, values: Mapping[str, str | None]) -> Iterator[tuple[str, str | None]]:
+    names = [(name, text) for name, text, _ in declared(instruction) if text is not None]
+    first, _, rest = instruction.text.partition(" ")
+    if "=" not in first:
+        names = [(first, rest.strip())]
+    for name, text in names:
+        yield name, substituted(text or "", values)
+
+
+def _runs(stage: Stage, step: Step) -> Iterator[Run]:
+    instruction = step.instruction
+    if instruction.keyword == "RUN":
+        argv = instruction.json_words()
+        if argv is not None:
+            for command in exec_form(argv):
+                yield Run(stage, step, command, instruction.at(instruction.start))
+            return
+        outer = commands(instruction.joined[instruction.start :])
+        for command in outer:
+            yield Run(stage, step, command, instruction.at(instruction.start + command.offset))
+        # A body is a script where no program, or a shell, reads it.
+        if all(command.program in SHELLS | {""} for command in outer):
+            yield from _bodies(stage, step)
+    elif instruction.keyword in {"COPY", "ADD"}:
+        yield from _bodies(stage, step)
+
+
+def _bodies(stage: Stage, step: Step) -> Iterator[Run]:
+    """The commands in heredoc bodies; a copied file counts when its first line names a shell or its name ends in .sh."""
+    copied = step.instruction.keyword != "RUN"
+    for heredoc in step.instruction.heredocs:
+        first = heredoc.body.split("\n", 1)[0]
+        script = any(first.startswith("#!") and first.split()[0].endswith(f"/{shell}") for shell in SHELLS)
+        script = script or (first.startswith("#!") and first.split()[-1] in SHELLS)
+        if copied and not script and not step.instruction.text.endswith(".sh"):
+            continue
+        for command in commands(heredoc.body):
+            up_to = heredoc.body[: command.offset]
+            place = Place(heredoc.line + up_to.count("\n"), len(up_to) - up_to.rfind("\n"))
+            yield Run(stage, step, command, place)

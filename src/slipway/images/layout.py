@@ -1,0 +1,342 @@
+"""A folder of images as the OCI image layout has it: blobs by digest, and an index that names what is whole.
+
+::
+
+    ROOT/oci-layout                  {"imageLayoutVersion":"1.0.0"}
+    ROOT/index.json                  what there is, by its full name; replaced at once, after everything it names
+    ROOT/blobs/sha256/<hex>          proved before it gets this name
+    ROOT/blobs/sha256/.<hex>.part    on its way; taken up again by the next run, held by one run at a time
+
+Source: OCI image specification 1.1, image-layout.md (read in November 2026).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from slipway.durable import sync_folder, write_durably
+from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
+from slipway.images import manifests
+from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
+from slipway.images.stores import SIGNATURE_TAGS, Attached
+from slipway.images.turns import held, locked, sync
+
+_READ_BYTES = 1 << 20
+_MARKER = b'{"imageLayoutVersion":"1.0.0"}'
+
+
+class Layout:
+    """The layout in `folder`: a source, and a destination; `ref` is the name that is meant in it, or a digest."""
+
+    def __init__(self, folder: Path, ref: str | None = None) -> None:
+        self.folder = folder
+        self._ref = ref
+        self._new: list[Descriptor] = []
+
+    def create(self) -> None:
+        """Make the folder a layout, if it is none yet; one with other things in it stays as it is.
+
+        Raises: UsageError, DiskFailure.
+        """
+        try:
+            marker = self.folder / "oci-layout"
+            if not marker.exists():
+                if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / "blobs").is_dir():
+                    raise UsageError(self.folder, "is a folder with other things in it", "a layout has one of its own")
+                (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+                write_durably(marker, _MARKER)
+            (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, self.folder, "making the layout") from error
+
+    def entries(self) -> tuple[Descriptor, ...]:
+        """What the index names, in its order.
+
+        Raises: MissingFile, DiskFailure, IntegrityMismatch.
+        """
+        path = self.folder / "index.json"
+        try:
+            marker = json.loads((self.folder / "oci-layout").read_bytes())
+            data = path.read_bytes()
+        except ValueError:
+            marker = None
+        except OSError as error:
+            raise from_os_error(error, self.folder, "reading the layout") from error
+        if not isinstance(marker, dict) or marker.get("imageLayoutVersion") != "1.0.0":
+            raise IntegrityMismatch(
+                self.folder, "is no OCI image layout of version 1.0.0", "oci-layout says which it is"
+            )
+        return manifests.parse(data, path).manifests
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the images in it, sorted; signatures and other papers are left out.
+
+        Raises: as `entries`.
+        """
+        images = (entry for entry in self.entries() if _is_image(entry))
+        return tuple(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images}))
+
+    def root(self) -> Manifest:
+        """The manifest that is meant: of this name or digest, or of the only image where no name is given.
+
+        Raises: MissingFile with the names that there are, and as `entries` and `manifest`.
+        """
+        return self.manifest(chosen(self.entries(), self._ref, self.folder))
+
+    def manifest(self, descriptor: Descriptor) -> Manifest:
+        """The manifest of `descriptor`, proved.
+
+        Raises: MissingFile, DiskFailure, IntegrityMismatch.
+        """
+        if descriptor.size_bytes > MAX_MANIFEST_BYTES:
+            raise IntegrityMismatch(
+                self.folder, f"names a manifest of {descriptor.size_bytes} bytes", "none is that large"
+            )
+        data = b"".join(self.read(descriptor))
+        return manifests.parse(data, self.path(descriptor.digest), descriptor.media_type, descriptor.digest)
+
+    def read(self, descriptor: Descriptor, start: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from `start` on, not proved.
+
+        Raises: MissingFile, DiskFailure.
+        """
+        path = self.path(descriptor.digest)
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                while chunk := file.read(_READ_BYTES):
+                    yield chunk
+        except OSError as error:
+            raise from_os_error(error, path, "reading the blob") from error
+
+    def reject(self, digest: str) -> bool:
+        """False: a layout has each blob once."""
+        del digest
+        return False
+
+    def path(self, digest: str) -> Path:
+        """Where the blob of `digest` lies."""
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def has(self, descriptor: Descriptor) -> bool:
+        """Whether the blob is there and right, found by reading it: a mirror must not hold what only looks right.
+
+        Raises: DiskFailure.
+        """
+        path = self.path(descriptor.digest)
+        try:
+            if path.stat().st_size != descriptor.size_bytes:
+                return False
+            for _ in manifests.proved(self.read(descriptor), descriptor, path):
+                pass
+        except (FileNotFoundError, IntegrityMismatch):
+            return False
+        except OSError as error:
+            raise from_os_error(error, path, "looking for the blob") from error
+        return True
+
+    def put_blob(self, descriptor: Descriptor, read: Callable[[int], Iterator[bytes]]) -> str:
+        """`present` or `sent`; what an earlier run left of it is gone on with.
+
+        Raises: IntegrityMismatch, after which nothing is left of it, DiskFailure, and what reading raises.
+        """
+        if self.has(descriptor):
+            return "present"
+        path = self.path(descriptor.digest)
+        try:
+            place = path.with_name(f".{path.name}.part")
+            with held(place) as part:
+                if self.has(descriptor):
+                    return "present"  # another run has just finished it
+                _receive(part, place, descriptor, read)
+                sync(part)
+                place.replace(path)
+                sync_folder(path.parent)
+        except OSError as error:
+            raise from_os_error(error, path, "writing the blob") from error
+        return "sent"
+
+    def admit(self, root: Manifest) -> None:
+        """Make the layout, if there is none; a name may move to another image, whose bytes stay.
+
+        Raises: UsageError, DiskFailure.
+        """
+        del root
+        self.create()
+
+    def put_manifest(self, manifest: Manifest, suffix: str = "", about: str = "") -> str:
+        """Keep `manifest`; what says something of another comes into the index with the next `finish`.
+
+        Raises: DiskFailure.
+        """
+        self.put_blob(manifest.descriptor, lambda start: iter((manifest.data[start:],)))
+        if suffix:
+            self._name(manifest, _sibling(self._ref or "", about.replace(":", "-") + suffix))
+        elif manifest.subject is not None:
+            self._new.append(manifest.descriptor)
+        return ""
+
+    def finish(self, root: Manifest) -> None:
+        """Nothing; the index now names `root` and what was put with it, besides what it named before.
+
+        Raises: DiskFailure, IntegrityMismatch.
+        """
+        self._name(root, self._ref or root.digest.removeprefix("sha256:")[:12])
+        self.publish()
+
+    def publish(self) -> None:
+        """Nothing; the index now names what was put since the last time, besides what it named before.
+
+        Raises: DiskFailure, IntegrityMismatch.
+        """
+        path = self.folder / "index.json"
+        try:
+            with locked(self.folder):
+                known = self.entries() if path.exists() else ()
+                write_durably(path, manifests.index(_joined(known, self._new)).data)
+        except OSError as error:
+            raise from_os_error(error, path, "writing the index") from error
+        self._new.clear()
+
+    def _name(self, manifest: Manifest, name: str) -> None:
+        notes = {**manifest.descriptor.annotations, REF_NAME: name}
+        self._new.append(replace(manifest.descriptor, annotations=notes))
+
+    def attached(self, digest: str) -> tuple[Attached, ...]:
+        """What in the index refers to `digest`.
+
+        Raises: as `entries` and `manifest`.
+        """
+        return attached_among(self.entries(), digest, self.manifest)
+
+    def verify(self) -> tuple[str, ...]:
+        """Digests of all that the index leads to and that is missing or spoilt; empty when all is right.
+
+        Raises: as `entries`.
+        """
+        wrong, seen, waiting = list[str](), set[str](), list(self.entries())
+        while waiting:
+            entry = waiting.pop()
+            if entry.digest in seen:
+                continue
+            seen.add(entry.digest)
+            if not self.has(entry):
+                wrong.append(entry.digest)
+            elif entry.media_type in manifests.INDEXES | manifests.IMAGES:
+                manifest = self.manifest(entry)
+                waiting += (*manifest.manifests, *manifest.blobs)
+        return tuple(sorted(wrong))
+
+
+def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Descriptor:
+    """The entry named `ref` (a name, its tag alone, or a digest), or the only image where `ref` is None.
+
+    Raises: MissingFile, UsageError where the choice is not clear.
+    """
+    images = [entry for entry in entries if _is_image(entry)]
+    if ref is None:
+        found = images
+    else:
+        digest = ref.rpartition("@")[2] if "sha256:" in ref else ""
+        found = [entry for entry in images if entry.digest == digest] if digest else _named(images, ref)
+    if len({entry.digest for entry in found}) == 1:
+        return found[0]
+    have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images})) or "nothing"
+    if not found:
+        raise MissingFile(place, f"has no image {ref or 'at all'}", f"it has: {have}", "name one of these")
+    raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as layout:DIR:NAME")
+
+
+def attached_among(
+    entries: Iterable[Descriptor], digest: str, read: Callable[[Descriptor], Manifest]
+) -> tuple[Attached, ...]:
+    """What among `entries` refers to `digest`, by its subject or by cosign's name for it."""
+    found = []
+    for entry in entries:
+        suffix = next((end for end in SIGNATURE_TAGS if _tag(entry) == digest.replace(":", "-") + end), "")
+        if suffix:
+            found.append(Attached(entry, suffix))
+        elif entry.media_type in manifests.IMAGES:
+            subject = read(entry).subject
+            if subject is not None and subject.digest == digest:
+                found.append(Attached(entry))
+    return tuple(found)
+
+
+def _named(images: list[Descriptor], ref: str) -> list[Descriptor]:
+    """The entries that `ref` names exactly, or else without their digest, or else by the tag alone."""
+    for form in (_name, lambda entry: _name(entry).partition("@")[0], _tag):
+        found = [entry for entry in images if form(entry) == ref]
+        if found:
+            return found
+    return []
+
+
+def _name(entry: Descriptor) -> str:
+    return entry.annotations.get(REF_NAME, "")
+
+
+def _tag(entry: Descriptor) -> str:
+    """The tag in the name of `entry`: other tools name by the tag alone."""
+    return _name(entry).rpartition("/")[2].partition("@")[0].rpartition(":")[2]
+
+
+def _sibling(ref: str, tag: str) -> str:
+    """`tag` in the repository that `ref` names, if it names one."""
+    place = ref.partition("@")[0]
+    head, slash, tail = place.rpartition("/")
+    return f"{head}/{tail.partition(':')[0]}:{tag}" if slash else tag
+
+
+def _is_image(entry: Descriptor) -> bool:
+    """Whether `entry` is an image, and no paper about one: those say their kind, or have cosign's name for them."""
+    is_signature = _tag(entry).startswith("sha256-") and _tag(entry).endswith(SIGNATURE_TAGS)
+    return not entry.artifact_type and not is_signature
+
+
+def _joined(known: Iterable[Descriptor], new: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
+    """`known` and `new`, sorted, each once; a name belongs to the newest that has it, the others stay without one."""
+    kept = dict[tuple[str, str], Descriptor]()
+    for entry in (*known, *new):
+        name = entry.annotations.get(REF_NAME, "")
+        if name:
+            kept = {key: value for key, value in kept.items() if key[0] != name}
+        kept[name, entry.digest] = entry
+    named = {digest for name, digest in kept if name}
+    return tuple(kept[key] for key in sorted(kept) if key[0] or key[1] not in named)
+
+
+def _receive(part: IO[bytes], place: Path, descriptor: Descriptor, read: Callable[[int], Iterator[bytes]]) -> None:
+    """The blob's bytes stand in `part`, proved; what stood there before is its beginning, or is thrown away."""
+    start = part.seek(0, os.SEEK_END)
+    if start > descriptor.size_bytes:
+        start = part.truncate(0)
+    try:
+        before = _from_start(part) if start else iter(())
+        for chunk in manifests.proved(_written(part, read, start), descriptor, place, before):
+            del chunk  # it is written already; what counts is that the last one came
+    except IntegrityMismatch:
+        part.truncate(0)
+        if not start:
+            place.unlink()
+            raise
+        part.seek(0)
+        _receive(part, place, descriptor, read)
+
+
+def _written(part: IO[bytes], read: Callable[[int], Iterator[bytes]], start: int) -> Iterator[bytes]:
+    part.seek(start)
+    for chunk in read(start):
+        part.write(chunk)
+        yield chunk
+
+
+def _from_start(part: IO[bytes]) -> Iterator[bytes]:
+    part.seek(0)
+    while chunk := part.read(_READ_BYTES):
+        yield chunk

@@ -1,0 +1,229 @@
+"""An image in a tar, as `docker save`, BuildKit and buildah write it: its digests and its config.
+
+Nothing is extracted, so a hostile archive can neither write a file nor fill the memory: names, sizes and counts that come
+from it are bounded, and manifest and config are checked against the digests that name them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
+from slipway.images.builders import Layer
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MOST_DOCUMENT_BYTES = 8 << 20
+_MOST_MEMBERS = 20_000
+"""Members of an archive (blobs), not files of an image; the largest images have some hundred layers."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An image archive that was read: `config` is the image config as parsed JSON, `layers` are in order, base first.
+
+    `manifest_digest` is `""` for a docker archive without an OCI index, which has none.
+    """
+
+    path: Path
+    config_digest: str
+    config: Mapping[str, Any]
+    manifest_digest: str
+    manifest_text: str
+    layers: tuple[Layer, ...]
+    diff_ids: tuple[str, ...]
+    members: tuple[str, ...]
+
+    @property
+    def process(self) -> Mapping[str, Any]:
+        """What a container of the image runs: User, Env, Entrypoint, Labels and so on."""
+        value = self.config.get("config")
+        return value if isinstance(value, dict) else {}
+
+
+def read(path: Path) -> Archive:
+    """The image in `path`: an OCI archive of one image (attestations aside) or a docker archive of one image.
+
+    Raises: MissingFile when there is no such file or a blob lacks; IntegrityMismatch when manifest or config do not have
+    the digest that names them; UsageError when it is no image archive.
+    """
+    with opened(path) as tar:
+        members = _members(tar, path)
+        if "index.json" in members:
+            return _oci(tar, path, members)
+        if "manifest.json" in members:
+            return _docker(tar, path, members)
+    raise malformed(path, "holds neither index.json nor manifest.json")
+
+
+def is_whole(archive: Archive) -> bool:
+    """Whether every layer is there with the digest that names it; all of them are read.
+
+    Raises: MissingFile, UsageError, as `read`.
+    """
+    with opened(archive.path) as tar:
+        for layer, name in zip(archive.layers, archive.members, strict=True):
+            stream = tar.extractfile(name)
+            if stream is None or f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != layer.digest:  # type: ignore[arg-type]
+                return False
+    return True
+
+
+def _oci(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo]) -> Archive:
+    index = _document(tar, path, members, "index.json")
+    digest = _only_image(tar, path, members, index, depth=0)
+    text = _blob(tar, path, members, digest)
+    manifest = _parsed(path, f"manifest {digest}", text)
+    config_digest = _digest_in(path, manifest.get("config"))
+    config = _parsed(path, f"config {config_digest}", _blob(tar, path, members, config_digest))
+    stored = manifest.get("layers")
+    layers = tuple(_layer(path, layer) for layer in (stored if isinstance(stored, list) else ()))
+    names = tuple(_blob_name(layer.digest) for layer in layers)
+    diff_ids = _diff_ids(path, config, names, members)
+    return Archive(path, config_digest, config, digest, text.decode(errors="replace"), layers, diff_ids, names)
+
+
+def _docker(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo]) -> Archive:
+    value = _document(tar, path, members, "manifest.json")
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
+        raise malformed(path, "manifest.json does not name exactly one image")
+    told = value[0]
+    text = _read(tar, path, members, str(told.get("Config")))
+    config_digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    names = told.get("Layers")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise malformed(path, "manifest.json lists no layers")
+    config = _parsed(path, "config", text)
+    diff_ids = _diff_ids(path, config, tuple(names), members)
+    layers = tuple(Layer("", members[name].size, "application/vnd.docker.image.rootfs.diff.tar") for name in names)
+    return Archive(path, config_digest, config, "", json.dumps(told), layers, diff_ids, tuple(names))
+
+
+def _diff_ids(
+    path: Path, config: Mapping[str, Any], names: tuple[str, ...], members: Mapping[str, tarfile.TarInfo]
+) -> tuple[str, ...]:
+    """The diff ids in the config, once it is sure that there is one for each layer and that no layer lacks."""
+    rootfs = config.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if not isinstance(diff_ids, list) or not all(
+        isinstance(item, str) and _DIGEST.fullmatch(item) for item in diff_ids
+    ):
+        raise malformed(path, "its config names no diff ids")
+    if len(diff_ids) != len(names):
+        raise malformed(path, f"it has {len(names)} layers and {len(diff_ids)} diff ids")
+    for name in names:
+        if name not in members:
+            raise MissingFile(path, f"lacks the layer {name}", "", "build or save the image again")
+    return tuple(diff_ids)
+
+
+def _only_image(
+    tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], index: Any, depth: int
+) -> str:
+    """The digest of the one image manifest in an index, which may be nested; attestations are not images."""
+    listed = index.get("manifests") if isinstance(index, dict) else None
+    if not isinstance(listed, list) or depth > 2:
+        raise malformed(path, "its index lists no manifests")
+    images = [
+        item
+        for item in listed
+        if isinstance(item, dict)
+        and (item.get("annotations") or {}).get("vnd.docker.reference.type") != "attestation-manifest"
+    ]
+    if len(images) != 1:
+        raise malformed(path, f"it holds {len(images)} images; exactly one is expected")
+    digest = _digest_in(path, images[0])
+    if "index" in str(images[0].get("mediaType")) or "manifest.list" in str(images[0].get("mediaType")):
+        nested = _parsed(path, f"index {digest}", _blob(tar, path, members, digest))
+        return _only_image(tar, path, members, nested, depth + 1)
+    return digest
+
+
+def _layer(path: Path, value: Any) -> Layer:
+    size = value.get("size") if isinstance(value, dict) else None
+    return Layer(_digest_in(path, value), size if isinstance(size, int) else 0, str(value.get("mediaType")))
+
+
+def _digest_in(path: Path, descriptor: Any) -> str:
+    digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise malformed(path, f"a descriptor has no sha256 digest (got {digest!r})")
+    return digest
+
+
+def _blob_name(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def _blob(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], digest: str) -> bytes:
+    text = _read(tar, path, members, _blob_name(digest))
+    got = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    if got != digest:
+        raise IntegrityMismatch(path, f"blob {digest} has the digest {got}", "", "build or fetch the image again")
+    return text
+
+
+def _document(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], name: str) -> Any:
+    try:
+        return json.loads(_read(tar, path, members, name))
+    except (ValueError, RecursionError) as error:
+        raise malformed(path, f"{name} is not JSON ({error})") from error
+
+
+def _parsed(path: Path, what: str, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise malformed(path, f"{what} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise malformed(path, f"{what} is not a JSON object")
+    return value
+
+
+def _read(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], name: str) -> bytes:
+    member = members.get(name)
+    if member is None:
+        raise MissingFile(path, f"lacks {name}", "", "build or save the image again")
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None or member.size > _MOST_DOCUMENT_BYTES:
+        raise malformed(path, f"{name} is no file of at most {_MOST_DOCUMENT_BYTES} bytes (got {member.size})")
+    return content.read(_MOST_DOCUMENT_BYTES)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """The archive, for reading.
+
+    Raises: MissingFile, DiskFailure, UsageError.
+    """
+    try:
+        with tarfile.open(path, "r:") as tar:
+            yield tar
+    except (tarfile.TarError, EOFError) as error:
+        raise malformed(path, f"it is no tar ({error})") from error
+    except OSError as error:
+        raise from_os_error(error, path, "reading the image") from error
+
+
+def _members(tar: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:
+    found: dict[str, tarfile.TarInfo] = {}
+    for member in tar:
+        name = member.name.removeprefix("./")
+        if name in found:
+            raise malformed(path, f"{name} stands in it twice")
+        found[name] = member
+        if len(found) > _MOST_MEMBERS:
+            raise malformed(path, f"it has more than {_MOST_MEMBERS} members")
+    return found
+
+
+def malformed(path: Path, problem: str) -> UsageError:
+    """The error for an archive that is not what it should be."""
+    return UsageError(path, f"is not an image archive that can be read: {problem}", "", "build or save the image again")

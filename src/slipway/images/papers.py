@@ -1,0 +1,143 @@
+"""What is said about a built image, out of its lock: bill of materials, provenance, signature; and whether it was said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.errors import IntegrityMismatch, LockDrift, from_os_error
+from slipway.images import attach, lock, provenance, sbom, signing
+from slipway.images.image_name import ImageName, parse
+from slipway.images.inputs import Place
+from slipway.images.lock import ImageLock, Result
+from slipway.images.provenance import Build, Material
+from slipway.images.registry import Registry
+from slipway.images.requirements_file import python_packages
+from slipway.images.sbom import Components, Deb, GitSource
+
+
+@dataclass(frozen=True)
+class Said:
+    """Digests of the manifests that carry SBOM and provenance, and whether the image was signed."""
+
+    sbom: str
+    provenance: str
+    signed: bool
+
+
+def components(place: Place, made: ImageLock) -> Components:
+    """Everything that the lock names, for the bill of materials. Raises: MissingFile, DiskFailure, UsageError."""
+    base = parse(made.base.ref)
+    return Components(
+        engine=made.engine,
+        engine_version=made.engine_version,
+        variant=made.variant,
+        lock_digest=made.inputs_digest,
+        epoch_s=made.epoch,
+        base=base.at(tag=base.tag, digest=base.digest),
+        python=python_packages(_requirements(place, made), made.packages.file, made.packages.python)
+        if made.packages
+        else (),
+        debs=tuple(Deb(deb.name, deb.version, deb.architecture, deb.sha256) for deb in made.debs),
+        git=(_git(made),) if made.git else (),
+    )
+
+
+def statement(made: ImageLock, result: Result, image: ImageName) -> Build:
+    """How the image was made, for the provenance; `image` has the manifest's digest."""
+    base = parse(made.base.ref)
+    materials = [Material(base.at().place, {"sha256": (base.digest or "").removeprefix("sha256:")}, "base")]
+    if made.packages:
+        materials.append(Material(made.packages.file, {"sha256": made.packages.sha256}, "packages"))
+    if made.git:
+        materials.append(Material(made.git.repository, {"gitCommit": made.git.commit}, "source"))
+    materials += [Material(_deb_purl(deb), {"sha256": deb.sha256}, deb.name) for deb in made.debs]
+    return Build(
+        image=image,
+        config_digest=result.config_digest,
+        lock_digest=made.inputs_digest,
+        epoch_s=made.epoch,
+        engine=made.engine,
+        variant=made.variant,
+        builder=result.builder,
+        versions={"builder": result.version},
+        args=made.args,
+        materials=tuple(materials),
+    )
+
+
+def write_sbom(place: Place, made: ImageLock) -> Path:
+    """Where the bill of materials was written: beside the archive. Raises: DiskFailure, and as `components`."""
+    path = place.archive.with_suffix(".cdx.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, path, "writing the SBOM") from error
+    sbom.write(components(place, made), path)
+    return path
+
+
+def say(place: Place, made: ImageLock, result: Result, pushed: ImageName, registry: Registry, key: Path | None) -> Said:
+    """SBOM and provenance attached to the `pushed` image (named by digest), and it signed with `key` where one is given.
+
+    The key's password is read from COSIGN_PASSWORD. Raises: as `attach.attach`, `signing.find` and `Cosign.sign`.
+    """
+    bill = attach.attach(registry, pushed, attach.sbom_paper(components(place, made)))
+    origin = attach.attach(registry, pushed, attach.provenance_paper(statement(made, result, pushed)))
+    if key:
+        signing.find().sign(pushed, key)
+    return Said(bill.digest or "", origin.digest or "", key is not None)
+
+
+def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, key: Path | None) -> tuple[str, ...]:
+    """What was proved about the image at `ref`, one sentence each: it is this lock's, its papers are ours, its signature holds.
+
+    Raises: LockDrift when it is another lock's image, IntegrityMismatch when its papers are not what the lock gives, or the
+    signature is not of this key; MissingFile when a paper or the signature is missing; AuthFailure, NetworkFailure.
+    """
+    name = parse(ref)
+    pinned = name.at(digest=registry.resolve(name))
+    config = registry.config(pinned, made.platform)
+    label = (config.get("config", {}).get("Labels") or {}).get(lock.LABEL)
+    if label != made.inputs_digest:
+        why = f"{place.lock} has {made.inputs_digest}"
+        raise LockDrift(pinned, f"was built from another lock (got {label})", why, "push what build-image makes now")
+    diff_ids = config.get("rootfs", {}).get("diff_ids")
+    result = next((found for found in made.results if found.diff_ids == diff_ids), None)
+    if result is None:
+        raise IntegrityMismatch(pinned, "has other layers than the lock expects", "", "push what build-image makes now")
+    said = [f"{pinned}: layers are those that {result.builder} made of this lock"]
+    wanted = (
+        (sbom.MEDIA_TYPE, sbom.render(components(place, made)), "SBOM"),
+        (provenance.MEDIA_TYPE, provenance.render(statement(made, result, pinned)), "provenance"),
+    )
+    for media_type, expected, what in wanted:
+        if expected not in attach.attached(registry, pinned, media_type):
+            raise IntegrityMismatch(
+                pinned, f"carries another {what} than its lock gives", "", "attach it anew: push again"
+            )
+        said.append(f"{what} is attached and is what the lock gives")
+    if key:
+        signing.find().verify(pinned, key)
+        said.append(f"signed with the key of {key}")
+    return tuple(said)
+
+
+def _requirements(place: Place, made: ImageLock) -> str:
+    assert made.packages
+    path = place.folder / made.packages.file
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise from_os_error(error, path, "reading the locked packages") from error
+
+
+def _git(made: ImageLock) -> GitSource:
+    assert made.git
+    name = re.sub(r"\.git$", "", made.git.repository).rpartition("/")[2]
+    return GitSource(name, made.git.repository, made.git.commit, tuple(one.number for one in made.git.pull_requests))
+
+
+def _deb_purl(deb: lock.LockedDeb) -> str:
+    return f"pkg:deb/debian/{deb.name}@{deb.version}?arch={deb.architecture}"

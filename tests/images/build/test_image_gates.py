@@ -1,0 +1,199 @@
+"""Stale bytecode, leaked secrets and root: what is found in an image, and what is not taken for it."""
+
+from __future__ import annotations
+
+import compileall
+import importlib.util
+import os
+import py_compile
+import re
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slipway.errors import CheckFailed
+from slipway.images import image_gates, oci_archive
+from slipway.images.image_gates import Leak, PycState
+
+from .conftest import File, MadeImage
+
+Make = Callable[..., MadeImage]
+
+SOURCE = b"x = 1\n"
+
+
+def pyc(flags: int = 0, mtime: int = 1000, size: int = len(SOURCE)) -> bytes:
+    return importlib.util.MAGIC_NUMBER + struct.pack("<III", flags, mtime, size) + b"code"
+
+
+def state(make_image: Make, *layers: list[File]) -> PycState:
+    return image_gates.inspect(oci_archive.read(make_image(*layers).path), {}).pyc
+
+
+def test_pyc_of_each_kind_are_counted(make_image: Make) -> None:
+    found = state(
+        make_image,
+        [
+            File("m/fresh.py", SOURCE),
+            File("m/__pycache__/fresh.cpython-313.pyc", pyc()),
+            File("m/hashed.py", SOURCE, mtime=5),
+            File("m/__pycache__/hashed.cpython-313.opt-1.pyc", pyc(flags=3)),
+            File("m/late.py", SOURCE, mtime=1001),
+            File("m/__pycache__/late.cpython-313.pyc", pyc()),
+            File("m/grown.py", SOURCE + b"y"),
+            File("m/__pycache__/grown.cpython-313.pyc", pyc()),
+            File("m/cut.py", SOURCE),
+            File("m/__pycache__/cut.cpython-313.pyc", pyc()[:9]),
+            File("m/alone.pyc", pyc()),
+            File("m/__pycache__/gone.cpython-313.pyc", pyc()),
+        ],
+    )
+    names = tuple(f"m/__pycache__/{name}.cpython-313.pyc" for name in ("cut", "grown", "late"))
+    assert found == PycState(hashed=1, timed=1, stale=3, orphaned=2, stale_names=names)
+    assert found.total == 7
+
+
+def test_a_later_layer_that_touches_the_source_makes_its_pyc_stale(make_image: Make) -> None:
+    first = [File("m.py", SOURCE), File("__pycache__/m.cpython-313.pyc", pyc())]
+    assert state(make_image, first).stale == 0
+    assert state(make_image, first, [File("m.py", SOURCE, mtime=2000)]).stale == 1
+
+
+def test_what_a_later_layer_deletes_is_not_counted(make_image: Make) -> None:
+    stale = [File("m/a.py", SOURCE, mtime=1), File("m/__pycache__/a.cpython-313.pyc", pyc())]
+    assert state(make_image, stale).stale == 1
+    for gone in ("m/__pycache__/.wh.a.cpython-313.pyc", ".wh.m", "m/__pycache__/.wh..wh..opq"):
+        assert state(make_image, stale, [File(gone)]).stale == 0, gone
+    replaced = [File("m", type=tarfile.SYMTYPE, link="n")]
+    folder = [File("m", type=tarfile.DIRTYPE), *stale]
+    assert state(make_image, folder, replaced).total == 0
+    # An opaque folder hides older layers; what its own layer writes there stays.
+    again = [File("m/.wh..wh..opq"), File("m/a.py", SOURCE, mtime=1), File("m/a.pyc", pyc())]
+    assert state(make_image, stale, again).total == 1
+
+
+def test_pyc_that_python_itself_wrote_are_judged_as_python_does(make_image: Make, tmp_path: Path) -> None:
+    files = []
+    for name, mode in (
+        ("timed", py_compile.PycInvalidationMode.TIMESTAMP),
+        ("hashed", py_compile.PycInvalidationMode.CHECKED_HASH),
+    ):
+        path = tmp_path / f"{name}.py"
+        path.write_bytes(SOURCE)
+        os.utime(path, (1000, 1000))
+        assert compileall.compile_file(path, quiet=1, invalidation_mode=mode)
+        cached = Path(importlib.util.cache_from_source(str(path)))
+        files += [File(f"{name}.py", SOURCE), File(f"__pycache__/{cached.name}", cached.read_bytes())]
+    assert state(make_image, files) == PycState(1, 1, 0, 0)
+    # What a rewritten time does to them.
+    for file in files:
+        file.mtime = 500
+    assert state(make_image, files) == PycState(1, 0, 1, 0, (files[1].name,))
+
+
+SECRET = b"token-of-ours-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("image", "where"),
+    [
+        ({"layers": [[File("a/b", b"x" * 100 + SECRET)]]}, "layer 0: a/b"),
+        ({"layers": [[File("a")], [File(f"x{SECRET.decode()}")]]}, f"layer 1: x{SECRET.decode()}"),
+        ({"layers": [[File("l", type=tarfile.SYMTYPE, link=SECRET.decode())]]}, "layer 0: l"),
+        ({"process": {"Env": [f"TOKEN={SECRET.decode()}"]}}, "config"),
+        ({"process": {"Labels": {"a": SECRET.decode()}}}, "config"),
+        ({"extra": {"history": [{"created_by": f"RUN curl -u {SECRET.decode()}"}]}}, "history"),
+    ],
+)
+def test_a_secret_is_found_wherever_it_is(make_image: Make, image: dict[str, object], where: str) -> None:
+    layers = image.pop("layers", [[File("a")]])
+    made = oci_archive.read(make_image(*layers, **image).path)  # type: ignore[misc]
+    secrets = {"conf": b"index = " + SECRET + b"\n", "other": b"another secret 12345"}
+    found = image_gates.inspect(made, secrets)
+    assert found.leaks == (Leak("conf", where),)
+    with pytest.raises(CheckFailed, match=re.escape(f"conf in {where}")):
+        image_gates.refuse("image", found)
+
+
+def test_a_file_that_a_later_layer_deletes_still_leaks(make_image: Make) -> None:
+    made = oci_archive.read(make_image([File("a", SECRET)], [File(".wh.a")]).path)
+    assert image_gates.inspect(made, {"s": SECRET}).leaks == (Leak("s", "layer 0: a"),)
+
+
+def test_layers_of_the_base_may_say_what_they_like(make_image: Make) -> None:
+    made = oci_archive.read(make_image([File("a", SECRET)], [File("b", SECRET)]).path)
+    assert image_gates.inspect(made, {"s": SECRET}, base_layers=1).leaks == (Leak("s", "layer 1: b"),)
+
+
+def test_stale_bytecode_and_root_are_refused_with_the_way_out(make_image: Make) -> None:
+    stale = [File("m.py", SOURCE, mtime=1), File("m.pyc", pyc())]
+    with pytest.raises(CheckFailed, match="has 1 stale") as caught:
+        image_gates.refuse("image", image_gates.inspect(oci_archive.read(make_image(stale).path), {}))
+    assert "  m.pyc\n" in caught.value.why
+    assert "ARG SOURCE_DATE_EPOCH" in caught.value.remedy
+    with pytest.raises(CheckFailed, match="runs as root"):
+        image_gates.refuse("image", image_gates.inspect(oci_archive.read(make_image([File("a")], process={}).path), {}))
+    image_gates.refuse("image", image_gates.inspect(oci_archive.read(make_image([File("a")]).path), {"s": SECRET}))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(st.integers((1 << 20) - 40, (1 << 20) + 40))
+def test_a_secret_across_the_chunks_that_are_read_is_found(make_image: Make, before: int) -> None:
+    made = oci_archive.read(make_image([File("a", b"." * before + SECRET + b"." * 50)]).path)
+    assert image_gates.inspect(made, {"s": SECRET}).leaks == (Leak("s", "layer 0: a"),)
+
+
+KEY = b"-----BEGIN PRIVATE KEY-----\n" + b"k" * 64 + b"\n" + b"l" * 64 + b"\n-----END PRIVATE KEY-----\n"
+
+
+def certificate(letter: bytes) -> bytes:
+    return b"-----BEGIN CERTIFICATE-----\n" + letter * 64 + b"\n" + letter * 30 + b"\n-----END CERTIFICATE-----\n"
+
+
+def test_what_is_searched_for_is_what_is_secret_by_itself() -> None:
+    conf = b"[global]\n# a comment that is long enough\nindex-url = https://me:pass@host/simple\ntimeout = 180\n"
+    assert image_gates.secret_patterns(conf) == (conf.strip(), b"https://me:pass@host/simple")
+    assert image_gates.secret_patterns(b"[global]\nindex-url = https://pypi.org/simple\n") == (
+        b"[global]\nindex-url = https://pypi.org/simple",
+    )
+    assert image_gates.secret_patterns(b"short") == ()
+    assert b"k" * 64 in image_gates.secret_patterns(KEY)
+    own = certificate(b"a") + certificate(b"b")
+    assert b"a" * 64 + b"\n" + b"a" * 30 in image_gates.secret_patterns(own)
+    bundle = b"".join(certificate(bytes([97 + number])) for number in range(20))
+    assert image_gates.secret_patterns(bundle) == (bundle.strip(),)
+
+
+@given(st.binary(max_size=300))
+def test_a_secret_file_itself_always_counts_as_leaked(secret: bytes) -> None:
+    patterns = image_gates.secret_patterns(secret)
+    assert all(len(pattern) >= 16 for pattern in patterns)
+    if len(secret.strip()) >= 16:
+        assert any(pattern in secret for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("user", "root"),
+    [
+        ("65532:65532", False),
+        ("65532", False),
+        ("nobody", False),
+        ("", True),
+        (None, True),
+        ("0", True),
+        ("000", True),
+        ("root", True),
+        ("root:nobody", True),
+        ("0:65532", True),
+        (":65532", True),
+    ],
+)
+def test_root_is_told_by_name_number_or_silence(make_image: Make, user: str | None, root: bool) -> None:
+    made = oci_archive.read(make_image([File("a")], process={"User": user}).path)
+    assert image_gates.runs_as_root(made) is root
+    assert image_gates.inspect(made, {}).root is root

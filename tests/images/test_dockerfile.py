@@ -1,0 +1,187 @@
+"""The Dockerfile linter against its case file: every rule breaks where it must, and only there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipway.errors import DocumentError
+from slipway.images.allowed import AllowedInputs, Download, GitCommit
+from slipway.images.dockerfile import problems, require_locked
+from slipway.images.dockerfile_reader import read, substituted
+from slipway.images.dockerfile_rules import RULES
+from slipway.images.shell_words import commands
+
+ONE, TWO, NEW = (f"sha256:{digit * 64}" for digit in "129")
+SUM, SHA = "a" * 64, "c" * 40
+ALLOWED = AllowedInputs(
+    images=(f"debian@{ONE}", f"127.0.0.1:5000/base@{TWO}"),
+    downloads=(Download("https://files.example/a.whl", SUM), Download("https://files.example/1.0.whl", SUM)),
+    commits=(GitCommit("https://git.example/sgl-project/sglang.git", SHA),),
+    build_args={"BASE": f"debian@{ONE}", "VERSION": "1.0"},
+    debs=("curl=8.14.1-2", "git=1:2.47.3-0+deb13u1"),
+    python_locks=("python.lock",),
+    deb_lists=("debs.list",),
+)
+CASES: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
+    (Path(__file__).resolve().parent.parent / "data" / "dockerfile_cases.yaml").read_text()
+)
+BEFORE = f"FROM debian@{ONE}\nARG SOURCE_DATE_EPOCH\n"
+
+
+def written(case: dict[str, Any]) -> tuple[str, int]:
+    """The Dockerfile of a case, and how many lines stand before its first."""
+    text = case.get("file") or case["fragment"]
+    for name, value in {"ONE": ONE, "TWO": TWO, "NEW": NEW, "SUM": SUM, "SHA": SHA}.items():
+        text = text.replace(f"@{name}", f"@{value}").replace(f"#{name}", f"#{value}")
+        text = (
+            text.replace(f":{name} ", f":{value} ").replace(f"={name} ", f"={value} ").replace(f" {name}", f" {value}")
+        )
+    return (text, 0) if "file" in case else (f"{BEFORE}{text}\nUSER 1000\n", 2)
+
+
+def cases(kind: str) -> list[Any]:
+    return [
+        pytest.param(rule, case, id=f"{rule}-{index}")
+        for rule, both in CASES.items()
+        for index, case in enumerate(both[kind])
+    ]
+
+
+@pytest.mark.parametrize(("rule", "case"), cases("breaking"))
+def test_a_breach_is_reported_at_its_line_and_column(rule: str, case: dict[str, Any]) -> None:
+    text, before = written(case)
+    line, column = map(int, case["at"].split(":"))
+    found = problems(text, ALLOWED, "images/x/Dockerfile")
+    wanted = set(case.get("rules") or [rule, *case.get("also", [])])
+    assert {problem.path for problem in found} == wanted, found
+    first = case.get("rules", [rule])[0]
+    places = [(problem.line, problem.column) for problem in found if problem.path == first]
+    assert places[0] == (line + before, column), found
+    assert len(places) == case.get("times", 1), found
+
+
+@pytest.mark.parametrize(("rule", "case"), cases("keeping"))
+def test_what_keeps_to_the_lock_has_no_problem(rule: str, case: dict[str, Any]) -> None:
+    text, _ = written(case)
+    found = problems(text, ALLOWED)
+    assert {problem.path for problem in found} == ({case["breaks"]} if "breaks" in case else set()), found
+
+
+def test_every_rule_has_cases_and_says_what_is_wrong_why_and_what_to_do() -> None:
+    assert [rule.id for rule in RULES] == list(CASES)
+    for rule in RULES:
+        assert CASES[rule.id]["breaking"], rule.id
+        assert CASES[rule.id]["keeping"], rule.id
+    found = problems("FROM debian:trixie\nUSER 1000\n", ALLOWED, "images/x/Dockerfile")
+    assert [str(problem) for problem in found] == [
+        "images/x/Dockerfile:1:6: image-unpinned: an image without a digest (got 'debian:trixie'); a tag may name another "
+        "image tomorrow; write name@sha256:… as in the lock"
+    ]
+
+
+def test_problems_stand_in_file_order_and_stop_a_build_together() -> None:
+    text = "FROM debian\nARG X\nRUN npx x\n"
+    assert [problem.line for problem in problems(text, ALLOWED)] == [1, 1, 2, 3]
+    with pytest.raises(DocumentError, match="4 problems"):
+        require_locked(text, ALLOWED)
+    require_locked(f"FROM debian@{ONE}\nUSER 1000\n", ALLOWED)
+
+
+def test_long_findings_are_cut() -> None:
+    (problem,) = problems(f"{BEFORE}RUN npx {'x' * 1000}\nUSER 1000\n", ALLOWED)
+    assert len(problem.text) < 400
+
+
+def test_windows_line_ends_and_a_byte_order_mark_change_nothing() -> None:
+    text = f"FROM debian@{ONE}\nRUN true && \\\n  npx x\nUSER 1000\n"
+    plain = problems(text, ALLOWED)
+    assert [(problem.line, problem.column) for problem in plain] == [(3, 3)]
+    assert problems("\ufeff" + text.replace("\n", "\r\n"), ALLOWED) == plain
+
+
+def test_another_escape_character_continues_lines_and_two_of_them_do_not() -> None:
+    text = f"# escape=`\nFROM debian@{ONE}\nRUN true `\n  && npx x\nUSER 1000\n"
+    assert [(problem.line, problem.column) for problem in problems(text, ALLOWED)] == [(4, 6)]
+    doubled = read(f"FROM debian@{ONE}\nRUN echo a\\\\\nUSER 1000\n")
+    assert [one.keyword for one in doubled.instructions] == ["FROM", "RUN", "USER"]
+    late = read(f"# about\n# escape=`\nFROM debian@{ONE}\nRUN a \\\n b\n")
+    assert late.instructions[1].text.split() == ["a", "b"]
+
+
+def test_the_lock_decides_what_a_variable_means_not_the_default() -> None:
+    text = f"ARG BASE=debian@{NEW}\nFROM $BASE\nUSER 1000\n"
+    assert problems(text, ALLOWED) == ()
+    bare = AllowedInputs(images=ALLOWED.images)
+    assert {problem.path for problem in problems(text, bare)} == {"image-not-locked", "arg-unlocked"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$A-${A}", "1-1"),
+        ("${B:-x}${A:-x}", "x1"),
+        ("${A:+y}${B:+y}", "y"),
+        (r"\$A", "$A"),
+        ("${C}", None),
+        ("${A%x}", None),
+        ("$", None),
+        ("plain", "plain"),
+    ],
+)
+def test_variables_are_replaced_as_docker_does(text: str, expected: str | None) -> None:
+    assert substituted(text, {"A": "1", "C": None}) == expected
+
+
+PIECES = st.sampled_from([
+    "FROM", "RUN", "COPY", "ADD", "ARG", "ENV", "USER", "SHELL", " ", " ", "\n", "\\\n", "\\", "#", "# syntax=", "<<EOF",
+    "EOF", "--from=", "--mount=from=", "curl", "pip install", "apt-get install", "git clone", "| sh", "$(", ")", "`", "'",
+    '"', "${", "}", "$X", "[", "]", "{", "&&", ";", "<", ">", "<<<", "<(", "debian", f"debian@{ONE}", "x=y", "-", "é",
+    "\r", "\x0c",
+])  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=80))
+def test_any_text_can_be_linted(text: str) -> None:
+    lines = text.removeprefix("\ufeff").split("\n")
+    for problem in problems(text, ALLOWED):
+        assert 1 <= problem.line <= len(lines)
+        assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1
+
+
+@pytest.mark.parametrize(
+    "text", ["${" * 3000, "$(" * 3000, "`" * 3001, "(" * 3000, "sh -c " * 500, '"' * 3001, "[" * 3000, "env " * 3000]
+)
+def test_deep_nesting_neither_crashes_nor_hangs(text: str) -> None:
+    assert isinstance(problems(f"FROM debian\nRUN {text}\n", ALLOWED), tuple)
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.sampled_from(["", " \\\n", "\\\n  # note\n\\\n", " && \\\n\n"]))
+def test_line_numbers_are_exact_wherever_the_command_stands(blank: int, indent: int, joint: str) -> None:
+    head = f"{'# note' + chr(10) if blank % 2 else ''}FROM debian@{ONE}\n{chr(10) * blank}"
+    text = f"{head}RUN true; {joint}{' ' * indent}npx x\nUSER 1000\n"
+    (problem,) = problems(text, ALLOWED)
+    at = text.index("npx")
+    assert problem.line == text.count("\n", 0, at) + 1
+    assert problem.column == at - text.rfind("\n", 0, at)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["true", "echo 'a; b'", 'echo "x | y"', "x=1 make", "(cd /x && ls)"]), min_size=1, max_size=6
+    ),
+    st.data(),
+)
+def test_commands_are_found_between_any_operators(parts: list[str], data: st.DataObject) -> None:
+    script = parts[0]
+    for part in parts[1:]:
+        script += data.draw(st.sampled_from([" && ", "; ", " || ", "\n", " | ", " & "])) + part
+    script += data.draw(st.sampled_from(["\n", "; ", " && "])) + "curl x"
+    found = [command for command in commands(script) if command.program == "curl"]
+    assert [command.offset for command in found] == [script.rindex("curl")]
