@@ -221,7 +221,7 @@ class TestCost:
         bill = cost.of(aws, resources.planned(aws, kind, PORTS), cost.read(DATA))
         assert bill.known_hourly == pytest.approx(2 * 113.9328 + 5 * 0.01)
         assert bill.unknown == ("volume-gib",)
-        assert [line.note for line in bill.lines if line.item == "p6-b200.48xlarge"][0].startswith(
+        assert next(line.note for line in bill.lines if line.item == "p6-b200.48xlarge").startswith(
             "read 2025-12-21; on demand"
         )
 
