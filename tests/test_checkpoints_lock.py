@@ -374,7 +374,7 @@ def test_a_lock_that_is_not_there_is_missing(tmp_path: Path) -> None:
         locks.read(tmp_path / "none.lock.json")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     path=st.text(max_size=12) | st.lists(st.sampled_from(["a", "..", ".", "", "b.json", "\\", "é 漢"])).map("/".join)
 )
@@ -394,7 +394,7 @@ def test_a_path_is_refused_or_stays_inside_and_survives_the_file(
     assert locks.read(place) == lock
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=st.text(max_size=40) | st.binary(max_size=20).map(lambda data: json.dumps(document(repo=str(data)))))
 def test_any_text_is_a_lock_or_refused_in_our_words(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     place = tmp_path_factory.getbasetemp() / "any.lock.json"

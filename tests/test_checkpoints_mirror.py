@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ from slipway.errors import (
     SlipwayError,
     UsageError,
 )
+from slipway.progress import silent
 from slipway.reference.hub import serve
 from slipway.reference.hub_sample import write_sample
+from slipway.stacks import Checkout
 
 ROOT = Path(__file__).resolve().parent.parent
 REPO = "poolside/Laguna-tiny"
@@ -407,14 +410,13 @@ def test_mirror_models_goes_to_s3_and_back(checkout: Path, source: Path, s3: Any
     assert sent.returncode == 0, sent.stderr
     (entry,) = json.loads(sent.stdout)
     assert (entry["sent_files"], entry["checked_bytes"]) == (8, lock.summary.total_bytes)
-    got = run(checkout, *words, "--from", f"s3://{BUCKET}/m")
-    assert got.returncode == 0, got.stderr
-    assert "8 files" in got.stdout
+    way = mirrors.Way(source=f"s3://{BUCKET}/m")
+    _, said = mirrors.run(Checkout(checkout), [lock], way, silent)
+    assert "8 files" in said
     assert verify(lock, checkout / ".slipway" / "models" / "Laguna-tiny").files == 8
     s3.put_object(Bucket=BUCKET, Key=f"m/{blob_name(file_of(lock))}", Body=b"x" * file_of(lock).size_bytes)
-    bad = run(checkout, *words, "--from", f"s3://{BUCKET}/m", "--dir", str(checkout / "other"))
-    assert bad.returncode == 4
-    assert f"{SHARD}: expected sha256:{file_of(lock).sha256}" in bad.stderr
+    with pytest.raises(IntegrityMismatch, match=f"{SHARD}: expected sha256:{file_of(lock).sha256}"):
+        mirrors.run(Checkout(checkout), [lock], replace(way, folder=checkout / "other"), silent)
 
 
 @pytest.mark.parametrize(

@@ -123,21 +123,21 @@ def test_all_requests_are_completed_in_one_go_and_paired(hub: Hub, checkout: Che
     assert "image/overlay.tar.gz" not in paths
     assert {"code/modeling_laguna.py", "config.json", "model.safetensors.index.json"} <= paths
     assert locks.read(checkout.locks / "laguna-s-2.1-int4.lock.json").pairs[0].repo == DRAFTER
-    assert run(checkout, "lock-models", "--all", "--check").returncode == 0
+    models.lock_requested(checkout, models.requested(checkout, locked=True), check=True, progress=silent)
 
 
 def test_a_moved_upstream_is_drift_that_names_the_file(hub: Hub, served: Path, checkout: Checkout) -> None:
-    assert run(checkout, "lock-models", "--all").returncode == 0
+    models.lock_requested(checkout, models.requested(checkout, locked=False), check=False, progress=silent)
     config = served / DRAFTER / "config.json"
     before = config.read_text()
     config.write_text(before + " ")
+    one = [checkout.locks / "laguna-s-2.1-dflash-int4.lock-request.json"]
     try:
-        for words in (("--all",), ("--request", "checkpoints/laguna-s-2.1-dflash-int4.lock-request.json")):
-            ran = run(checkout, "lock-models", *words, "--check")
-            assert ran.returncode == 3
-            assert "changed config.json" in ran.stderr
-        ran = run(checkout, "lock-models", "--repo", DRAFTER, "--check")
-        assert (ran.returncode, "changed config.json" in ran.stderr) == (3, True)
+        for paths in (models.requested(checkout, locked=True), one):
+            with pytest.raises(LockDrift, match=r"changed config\.json"):
+                models.lock_requested(checkout, paths, check=True, progress=silent)
+        with pytest.raises(LockDrift, match=r"changed config\.json"):
+            models.lock(checkout, DRAFTER, "main", None, check=True, progress=silent)
     finally:
         config.write_text(before)
 
@@ -197,9 +197,8 @@ def test_a_lock_for_an_unpinned_recipe_is_led_into_the_recipe(hub: Hub, checkout
         models.wanted(checkout, None, "laguna-s-2.1.vllm/4x3090-int4-champion", None)
 
 
-@pytest.mark.parametrize("words", [(), ("--all", "--repo", "a/b"), ("--request", "x", "--repo", "a/b")])
-def test_what_is_to_be_locked_is_said_once(checkout: Checkout, words: tuple[str, ...]) -> None:
-    ran = run(checkout, "lock-models", *words)
+def test_what_is_to_be_locked_is_said_once(checkout: Checkout) -> None:
+    ran = run(checkout, "lock-models", "--all", "--repo", "a/b")
     assert (ran.returncode, "give one of --repo, --request and --all" in ran.stderr) == (2, True)
 
 

@@ -268,13 +268,13 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
     assert "is absent" in str(refused.value)
 
 
-def test_the_largest_checkpoint_is_checked_in_little_time(tmp_path: Path) -> None:
-    """Laguna-M.1: 67 sparse layers of 256 experts with three matrices each, in 91 shards; the files are sparse."""
+def test_a_large_checkpoint_is_checked_in_little_time(tmp_path: Path) -> None:
+    """A quarter of Laguna-M.1's experts, in sparse files; `benchmarks/fetch.py --checks` measures all of them."""
     shape, size = [1024, 4096], 1024 * 4096 * 2
-    names = [f"model.layers.{n // 768 + 3}.mlp.experts.{n // 3 % 256}.w{n % 3}.weight" for n in range(67 * 256 * 3)]
+    names = [f"model.layers.{n // 768 + 3}.mlp.experts.{n // 3 % 256}.w{n % 3}.weight" for n in range(17 * 256 * 3)]
     weight_map, texts = {}, []
-    for shard in range(91):
-        file, mine = f"model-{shard + 1:05}-of-00091.safetensors", names[shard::91]
+    for shard in range(23):
+        file, mine = f"model-{shard + 1:05}-of-00023.safetensors", names[shard::23]
         offsets = [[n * size, (n + 1) * size] for n in range(len(mine))]
         header = {n: {"dtype": "BF16", "shape": shape, "data_offsets": o} for n, o in zip(mine, offsets, strict=True)}
         texts.append(json.dumps(header).encode())
@@ -286,8 +286,8 @@ def test_the_largest_checkpoint_is_checked_in_little_time(tmp_path: Path) -> Non
     parsing_s = cpu_s(lambda: [json.loads(text) for text in texts])
     found: list[structure.Structure] = []
     checking_s = min(cpu_s(lambda: found.append(structure.check(tmp_path, digests_known=True))) for _ in range(2))
-    assert (found[0].shards, found[0].tensors) == (91, 51_456)
-    assert checking_s < max(0.5, 3 * parsing_s)
+    assert (found[0].shards, found[0].tensors) == (23, 13_056)
+    assert checking_s < max(0.2, 3 * parsing_s)
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -309,7 +309,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     header=st.dictionaries(st.text(max_size=3) | st.just("__metadata__"), entries | numbers, max_size=3),
     size=st.integers(0, 40),
@@ -332,7 +332,7 @@ def test_any_header_is_accepted_or_refused_in_our_words_and_never_against_the_li
         pytest.fail(f"accepted what the library refuses: {error}")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     data=st.binary(max_size=60)
     | st.binary(max_size=40).map(shard_bytes)
@@ -356,7 +356,7 @@ def sound_entries(counts: list[int]) -> tuple[dict[str, object], int]:
     return header, end
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=6), order=st.randoms(use_true_random=False))
 def test_a_sound_header_is_accepted_in_any_order(counts: list[int], order: object) -> None:
     header, end = sound_entries(counts)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from slipway import holdings
+from slipway import models as library
 from slipway.checkpoints import gc, publish, records, staging
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.fetch import fetch
@@ -25,6 +26,7 @@ from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.shelf import Shelved, shelf
 from slipway.checkpoints.verify import verify
 from slipway.errors import DiskFailure, UsageError
+from slipway.progress import silent
 from slipway.reference.hub import serve
 from slipway.reference.hub_sample import write_sample
 from slipway.stacks import Checkout
@@ -232,7 +234,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("tasks", "recipes", "stacks", "checkpoints"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, root / name)
-    assert run(root, "fetch-models", "--stack", "laptop").returncode == 0
+    checkout = Checkout(root)
+    library.fetch(checkout, library.wanted(checkout, "laptop", None, None), None, workers=2, progress=silent)
     yield root
 
 
@@ -278,10 +281,9 @@ def test_a_folder_that_a_person_has_put_there_is_listed(checkout: Path, tmp_path
 
 def test_prune_models_says_first_and_removes_when_told(checkout: Path, models: Models) -> None:
     words = ("prune-models", "--dest", str(models.root), "--keep", "0")
-    said = run(checkout, *words)
-    assert said.returncode == 0, said.stderr
-    assert "would remove 3 things" in said.stdout
-    assert "add --yes" in said.stdout
+    _, said = holdings.prune(Checkout(checkout), models.root, keep=0, older_h=168, yes=False, progress=silent)
+    assert "would remove 3 things" in said
+    assert "add --yes" in said
     assert all(models.folder(number).is_dir() for number in range(4))
     done = json.loads(run(checkout, *words, "--yes", "--json").stdout)
     assert (done["removed"], len(done["items"])) == (True, 3)

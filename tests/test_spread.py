@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway import spread
+from slipway import spread, stacks
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints import records
 from slipway.checkpoints.lock import CheckpointLock
@@ -352,6 +352,6 @@ def test_fetch_models_of_a_stack_fills_every_node(tmp_path: Path, local_ssh: Non
     lock = locks.read(tmp_path / "checkpoints" / "laguna-tiny.lock.json")
     assert verify(lock, tmp_path / "far" / "Laguna-Tiny").files == 11
     (tmp_path / "far" / "Laguna-Tiny").unlink()
-    command = (*command[:-2], "verify-models", "--level", "stat", "--json")
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
-    assert (ran.returncode, json.loads(ran.stdout)["place"][:5]) == (5, "far: "), ran.stderr
+    checkout = Checkout(tmp_path)
+    with pytest.raises(MissingFile, match=r"^far: "):
+        spread.verify(checkout, stacks.read(checkout, "laptop"), [lock], spread.Check("stat"), silent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import shlex
 import subprocess
@@ -349,6 +350,7 @@ class _Remote:
             self._note(f"{self._node.name}: {line.rstrip()}")
 
 
+@functools.cache
 def _bundle() -> str:
     """The fetcher as base64 text."""
     with tempfile.TemporaryDirectory(prefix="slipway-") as place:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,10 +26,9 @@ def bounded(limit_s: float, max_bytes: int = MAX_BYTES) -> Iterator[httpx2.Clien
 
     Raises: httpx2.ReadTimeout in place of whatever a request met when its connection was ended.
     """
-    close_session()  # a connection kept from before would not be seen being made
-    client, end = get_session(), _End(max_bytes)
+    client, end = _known.client(), _End(max_bytes)
+    hooks, timeout = client.event_hooks, client.timeout
     client.timeout = httpx2.Timeout(limit_s)
-    hooks = client.event_hooks
     client.event_hooks = {
         "request": [*hooks["request"], end.watch],
         "response": [*hooks["response"], end.limit],
@@ -44,17 +44,37 @@ def bounded(limit_s: float, max_bytes: int = MAX_BYTES) -> Iterator[httpx2.Clien
         raise
     finally:
         timer.cancel()
-        close_session()
+        client.event_hooks, client.timeout = hooks, timeout
+
+
+class _Known:
+    """The client in use, of which every connection was seen being made, and those connections."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._client: weakref.ref[httpx2.Client] | None = None
+
+    def client(self) -> httpx2.Client:
+        with self.lock:
+            client = get_session()
+            if self._client is None or self._client() is not client:
+                close_session()  # it may have connections that nobody could end
+                client = get_session()
+                self._client = weakref.ref(client)
+            return client
+
+
+_known = _Known()
+"""A client of its own for each question would read all certificates each time."""
 
 
 class _End:
-    """The sockets of the requests in the block, and their end."""
+    """The end of the requests in one block."""
 
     def __init__(self, max_bytes: int) -> None:
         self.late = False
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
 
     def watch(self, request: httpx2.Request) -> None:
         # A short answer that unpacks to gigabytes is no listing.
@@ -67,16 +87,16 @@ class _End:
         response.stream = _Limited(response.stream, self._max_bytes, response.request)
 
     def cut(self) -> None:
-        with self._lock:
+        with _known.lock:
             self.late = True
-            for connection in self._sockets:
+            for connection in list(_known.sockets):
                 _shut(connection)
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         if event in {"connection.connect_tcp.complete", "connection.start_tls.complete"}:
             connection = info["return_value"].get_extra_info("socket")
-            with self._lock:
-                self._sockets.append(connection)
+            with _known.lock:
+                _known.sockets.add(connection)
                 if self.late:
                     _shut(connection)
 

@@ -315,9 +315,13 @@ class _Fetch:
                 (place.parts / part_name(file)).rename(target)
             else:
                 reuse.place(file, Held(place.tree / twin), place.tree)
+        linked: dict[Path, list[str]] = {}
         for file in self._lock.files:
-            if file.path in held:
-                reuse.place(file, held[file.path], place.tree)
+            one = held.get(file.path)
+            if one and reuse.place(file, one, place.tree) and one.folder:
+                linked.setdefault(one.folder, []).append(one.inside)
+        for folder, paths in linked.items():
+            publish.remember_links(folder, paths)
 
     def _publish(self, tree: Path, surveys: Sequence[publish.Survey]) -> Path:
         """The folder that `tree` has become, linked; folders of the same revision that it replaces are removed."""

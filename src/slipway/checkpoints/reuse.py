@@ -67,8 +67,10 @@ def in_folder(folder: Path, files: Sequence[PinnedFile], workers: int, progress:
     }
 
 
-def place(file: PinnedFile, held: Held, tree: Path) -> None:
-    """Nothing; `tree` has the held file too, sharing its blocks where the file system can.
+def place(file: PinnedFile, held: Held, tree: Path) -> bool:
+    """Whether the held file, which `tree` then has too, is a hard link; if not, it shares its blocks where the file system can.
+
+    A link changes the ctime of the file: the folder that it was held in is to be told (`publish.remember_links`).
 
     Raises: DiskFailure when a copy differs from what was hashed before.
     """
@@ -83,8 +85,7 @@ def place(file: PinnedFile, held: Held, tree: Path) -> None:
         if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != 0o444:
             os.fchmod(stream.fileno(), 0o444)
         os.fsync(stream.fileno())
-    if linked and held.folder:
-        publish.remember_links(held.folder, [held.inside])
+    return linked
 
 
 def remove(root: Path, folder: Path) -> None:
