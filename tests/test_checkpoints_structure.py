@@ -269,7 +269,7 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
 
 
 def test_a_large_checkpoint_is_checked_in_little_time(tmp_path: Path) -> None:
-    """A quarter of Laguna-M.1's experts, in sparse files; `benchmarks/fetch.py --checks` measures all of them."""
+    """A quarter of Laguna-M.1's experts, in sparse files; `benchmarks/checks.py` measures all of them."""
     shape, size = [1024, 4096], 1024 * 4096 * 2
     names = [f"model.layers.{n // 768 + 3}.mlp.experts.{n // 3 % 256}.w{n % 3}.weight" for n in range(17 * 256 * 3)]
     weight_map, texts = {}, []

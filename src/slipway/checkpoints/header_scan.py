@@ -47,7 +47,8 @@ def scan(
         return None
     for entry, colon, comma in _ENTRIES:
         entries = f"{header[start:-1]},{comma}"
-        found = entry.findall(entries)
+        # Asked of the first tensor alone: to search all of them for the other style costs as much as to read them.
+        found = entry.findall(entries) if entry.match(entries) else []
         if found:
             columns = tuple(zip(*found))  # noqa: B905 -- 3.8
             fixed = len('"":{,"data_offsets":[,]},') + 2 * len(colon) + 3 * len(comma)
