@@ -40,6 +40,10 @@ _SPARE = 0.02
 """Part of the bytes that must stay free besides: blocks, folders, other writers."""
 
 
+_LOOK_S = 0.5
+"""How long the main thread sleeps at a time: a signal that comes just before it falls asleep is only met when it wakes."""
+
+
 @dataclass(frozen=True)
 class FetchResult:
     """Where the checkpoint lies (its folder in the store) and what it took; `skipped` when it was there already.
@@ -356,7 +360,9 @@ def _all(
     try:
         for job in jobs:
             futures.append(pool.submit(job))
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        done, left = wait(futures, _LOOK_S, FIRST_EXCEPTION)
+        while left and not any(future.exception() for future in done):
+            done, left = wait(futures, _LOOK_S, FIRST_EXCEPTION)
         for future in sorted(done, key=lambda future: isinstance(future.exception(), Cancelled)):
             future.result()
     except BaseException:

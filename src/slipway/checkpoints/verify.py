@@ -31,7 +31,7 @@ LEVELS = ("stat", "structure", "sample", "full")
 SAMPLED_CHUNKS = 16
 """How many chunks level sample reads unless told otherwise: 1 GiB, seconds on any disk."""
 
-_PIECE_BYTES = 1 << 21
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
