@@ -139,7 +139,7 @@ class _Fetch:
         if whole is None and surveys:
             good = self._right(surveys[0], surveys[0].doubtful)
             if len(good) == len(surveys[0].doubtful) and not (surveys[0].missing or surveys[0].extra):
-                self._remember_touched(surveys[0], good)
+                reuse.remember_touched(self._lock, surveys[0], good)
                 whole, how = surveys[0].folder, "touched but equal by digest"
             else:
                 good.update(self._right(surveys[0], surveys[0].good))
@@ -179,18 +179,6 @@ class _Fetch:
             named = sorted([*bad, *(file.path for file in survey.missing)])
             self._progress.note(f"damaged or missing in {survey.folder}: {', '.join(named)}")
         return right
-
-    def _remember_touched(self, survey: publish.Survey, right: dict[str, Held]) -> None:
-        """Nothing; files that were touched, and hashed since, are good again as they were when they were hashed.
-
-        Raises: DiskFailure when one has changed since.
-        """
-        seen = {**survey.seen, **{path: one.status for path, one in right.items() if one.status}}
-        publish.write_manifest(self._lock, survey.folder, seen=seen)
-        if not publish.survey(self._lock, survey.folder).intact:
-            raise DiskFailure(
-                survey.folder, "changed while it was hashed", "", "find what writes there, and fetch again"
-            )
 
     def _held(self, damaged: Path | None, good: dict[str, Held]) -> dict[str, Held]:
         """Per path, the files that need not be fetched, each of them hashed, with what is known of their chunks."""

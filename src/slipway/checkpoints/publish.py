@@ -72,7 +72,9 @@ def survey(lock: Pins, folder: Path) -> Survey:
     remembered = read_manifest(folder, lock)
     found = files_in(folder)
     links = [f"{path}/" for path in found if (folder / path).is_symlink()]
-    good, doubtful, missing = [], [], []
+    good: list[PinnedFile] = []
+    doubtful: list[PinnedFile] = []
+    missing: list[PinnedFile] = []
     seen: dict[str, os.stat_result] = {}
     for file in lock.files:
         if any(file.path.startswith(link) for link in links):

@@ -21,7 +21,7 @@ from slipway.errors import DiskFailure, SlipwayError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from slipway.checkpoints.pins import PinnedFile, Progress
+    from slipway.checkpoints.pins import PinnedFile, Pins, Progress
 
 _FICLONE = 0x40049409
 """Share the blocks of another file. Source: linux/fs.h, FICLONE."""
@@ -83,6 +83,17 @@ def in_store(root: Path, files: Sequence[PinnedFile], workers: int, progress: Pr
             wrong.add(one.path)
             if one.folder:
                 doubt(one.folder, [one.inside], progress)
+
+
+def remember_touched(lock: Pins, survey: publish.Survey, right: Mapping[str, Held]) -> None:
+    """Nothing; files that were touched, and hashed since, are good again as they were when they were hashed.
+
+    Raises: DiskFailure when one has changed since.
+    """
+    seen = {**survey.seen, **{path: one.status for path, one in right.items() if one.status}}
+    publish.write_manifest(lock, survey.folder, seen=seen)
+    if not publish.survey(lock, survey.folder).intact:
+        raise DiskFailure(survey.folder, "changed while it was hashed", "", "find what writes there, and fetch again")
 
 
 def doubt(folder: Path, paths: Collection[str], progress: Progress) -> None:
