@@ -136,7 +136,7 @@ def main() -> None:
     if given.schema:
         schema = read_json(given.schema, FlagSchema)
         ours = {spelling for flag in schema.flags for spelling in flag.spellings}
-        theirs = set(said["spellings"])
+        theirs = set(said["spellings"]) - {"-h", "--help"}
         document |= {"only_in_the_parser": sorted(theirs - ours), "only_in_the_schema": sorted(ours - theirs)}
         differs = theirs != ours
     print(json.dumps(document, indent=2))

@@ -20,6 +20,7 @@ PASSED = "NAME=FILE, may be given again: ca, pip-conf or apt-sources; seen by RU
 
 @task(
     name="lock-image",
+    auto_shortflags=False,  # one letter would mean other things from command to command
     help={
         "engine": ENGINE,
         "variant": VARIANT,
@@ -55,6 +56,7 @@ def lock_image(
 
 @task(
     name="build-image",
+    auto_shortflags=False,  # one letter would mean other things from command to command
     help={
         "engine": ENGINE,
         "variant": VARIANT,
@@ -105,6 +107,7 @@ def build_image(
 
 @task(
     name="verify-image",
+    auto_shortflags=False,  # one letter would mean other things from command to command
     help={
         "engine": ENGINE,
         "variant": VARIANT,
@@ -148,6 +151,7 @@ def verify_image(
 
 @task(
     name="mirror-image",
+    auto_shortflags=False,  # one letter would mean other things from command to command
     help={
         "to": "where the image is to be: registry/name:tag, or layout:FOLDER or archive:FILE on a disk that is carried over",
         "from": "what to copy: a registry's image, layout:FOLDER or archive:FILE",

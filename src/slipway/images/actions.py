@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from slipway.errors import MissingFile, UsageError
+from slipway.errors import LockDrift, MissingFile, UsageError
 from slipway.images import building, inputs, lock, locking, mirror, papers
 from slipway.images.builders import Builder, Compression, compression_for
 from slipway.images.builders.buildah import BuildahBuilder
@@ -18,6 +18,8 @@ from slipway.images.inputs import Place, Settings
 from slipway.images.lock import ImageLock
 from slipway.images.locking import World
 from slipway.images.registry import registry_from
+from slipway.images.spec import UpstreamSource
+from slipway.images.stores import parse_place
 from slipway.progress import Progress, human_bytes
 
 SECRETS = {
@@ -67,19 +69,44 @@ def lock_image(
             settings,
             place.root / ".slipway" / "tools",
         )
-        before = lock.read_any(place.lock) if place.lock.exists() else None
+        before = _before(place, check, progress)
         if check and before is None:
             raise MissingFile(
                 place.lock, "no such lock", "there is nothing to compare", f"run invoke lock-image {place.flags}"
             )
-        made = locking.resolve(place, world, base, progress)
+        made = locking.resolve(place, world, base or (_own_base(place, before) if check else None), progress)
     found = locking.changes(place, before, made) if before else ()
     if check:
         locking.refuse_changed(place, found)
         return made.lock.as_json(), f"{place.lock}: nothing moved\n"
-    made = locking.keep_results(place, made)
+    made = locking.keep_results(made, before)
     locking.write(place, made)
     return made.lock.as_json(), _locked_text(place, made.lock, found if before else None)
+
+
+def _before(place: Place, check: bool, progress: Progress) -> ImageLock | None:
+    """The lock that is there; one that was edited by hand is replaced with a word, but never compared with."""
+    if not place.lock.exists():
+        return None
+    try:
+        return lock.read_any(place.lock)
+    except LockDrift as error:
+        if check:
+            raise
+        progress.note(f"{error.place}: {error.problem}; it is written anew")
+        return None
+
+
+def _own_base(place: Place, before: ImageLock | None) -> str | None:
+    """The base that the lock was made with instead of image.yaml's, as it was named; None where it is image.yaml's own."""
+    source = place.spec().source
+    if before is None or isinstance(source, UpstreamSource):
+        return None
+    name = before.base.ref.partition("@")[0]
+    if name == source.base.partition("@")[0]:
+        return None
+    # A base that was named by digest alone has nothing that could move.
+    return name if ":" in name.rpartition("/")[2] else before.base.ref
 
 
 def build_image(place: Place, options: Options, progress: Progress) -> Answer:
@@ -172,11 +199,17 @@ def mirror_image(
     if not source and not place.archive.exists():
         why = "the image has not been built here"
         raise MissingFile(place.archive, "no such image", why, f"run invoke build-image {place.flags}, or give --from")
+    made = None if source else lock.read(place.images, place.engine, place.variant, place.spec())
+    end = parse_place(to)
+    if made and end.path and end.ref is None:
+        end = replace(end, ref=inputs.tag(made))  # a built image has no other name yet
     with registry_from() as registry:
-        sent = mirror.run(start, to, registry, way, progress)
-    document = {**sent.__dict__, "from": start, "to": to, "attached": list(sent.attached)}
+        sent = mirror.run(start, end, registry, way, progress)
+        if made:
+            sent = replace(sent, attached=papers.attach_all(place, made, end, sent.digest, registry))
+    document = {**sent.__dict__, "from": start, "to": str(end), "attached": list(sent.attached)}
     return document, (
-        f"{to}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
+        f"{end}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
         f"{sent.skipped} there already, {len(sent.attached)} attached\n"
     )
 
@@ -247,7 +280,9 @@ def _locked_text(place: Place, made: ImageLock, found: tuple[str, ...] | None) -
 def _built_text(place: Place, built: building.Built) -> str:
     said = "the same as the lock has it" if built.known else f"recorded in {place.lock}; commit it"
     lines = [
-        f"built {inputs.tag(built.lock)} in {built.seconds:.1f} s ({built.cached_steps} steps from cache)",
+        f"built {inputs.tag(built.lock)} in {built.seconds:.1f} s ({built.cached_steps} steps from cache)"
+        if built.ran
+        else f"{inputs.tag(built.lock)} is built already: nothing has changed",
         f"  config digest    {built.result.config_digest} ({said})",
         f"  manifest digest  {built.result.manifest_digest} ({built.result.compression})",
         f"  size             {human_bytes(built.result.size_bytes)} in {len(built.result.diff_ids)} layers",

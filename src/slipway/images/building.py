@@ -20,7 +20,10 @@ KINDS: dict[str, BuilderKind] = {"buildx": "buildkit", "buildah": "buildah"}
 
 @dataclass(frozen=True)
 class Built:
-    """An image that was built and passed its checks. `known`: the lock named this result before, so it was repeated."""
+    """An image that was built and passed its checks. `known`: the lock named this result before, so it was repeated.
+
+    `ran` is False where the archive held it already and nothing was built.
+    """
 
     lock: ImageLock
     result: Result
@@ -29,6 +32,7 @@ class Built:
     cached_steps: int
     known: bool
     checks: tuple[str, ...]
+    ran: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def build(
     expected = made.result(KINDS[builder.name])
     if expected and not no_cache and _is_here(place.archive, made, expected):
         done = ("the archive holds this image already, each layer hashed just now",)
-        return Built(made, expected, place.archive, time.monotonic() - started_s, 0, True, done)
+        return Built(made, expected, place.archive, time.monotonic() - started_s, 0, True, done, ran=False)
     built = _built(place, made, builder, request, progress)
     if expected is None:
         lock.write(place.lock, made.with_result(built.result))

@@ -82,14 +82,11 @@ def write(place: Place, made: Locked) -> None:
     lock.write(place.lock, made.lock)
 
 
-def keep_results(place: Place, made: Locked) -> Locked:
-    """`made` with the results of the lock on disk, where its inputs are the same."""
-    if not place.lock.exists():
+def keep_results(made: Locked, before: ImageLock | None) -> Locked:
+    """`made` with the results of the lock before, where its inputs are the same."""
+    if before is None or before.inputs_digest != made.lock.inputs_digest:
         return made
-    old = lock.read_any(place.lock)
-    if old.inputs_digest != made.lock.inputs_digest:
-        return made
-    return Locked(made.lock.model_copy(update={"results": old.results}), made.requirements)
+    return Locked(made.lock.model_copy(update={"results": before.results}), made.requirements)
 
 
 def changes(place: Place, old: ImageLock, new: Locked) -> tuple[str, ...]:

@@ -10,11 +10,14 @@ from slipway.errors import IntegrityMismatch, LockDrift, from_os_error
 from slipway.images import attach, lock, provenance, sbom, signing
 from slipway.images.image_name import ImageName, parse
 from slipway.images.inputs import Place
+from slipway.images.inputs import tag as inputs_tag
 from slipway.images.lock import ImageLock, Result
 from slipway.images.provenance import Build, Material
 from slipway.images.registry import Registry
 from slipway.images.requirements_file import python_packages
 from slipway.images.sbom import Components, Deb, GitSource
+from slipway.images.stores import ARCHIVES
+from slipway.images.stores import Place as StorePlace
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,24 @@ def say(place: Place, made: ImageLock, result: Result, pushed: ImageName, regist
     if key:
         signing.find().sign(pushed, key)
     return Said(bill.digest or "", origin.digest or "", key is not None)
+
+
+def attach_all(place: Place, made: ImageLock, end: StorePlace, digest: str, registry: Registry) -> tuple[str, ...]:
+    """Digests of the manifests that carry SBOM and provenance, attached to the built image at `end`; none in an archive.
+
+    Raises: as `attach.attach` and `attach.attach_in_layout`.
+    """
+    result = next((found for found in made.results if found.manifest_digest == digest), None)
+    result = result or (made.results[0] if made.results else None)
+    if result is None or end.kind in ARCHIVES:
+        return ()
+    if end.name:
+        said = say(place, made, result, end.name.at(digest=digest), registry, None)
+        return said.sbom, said.provenance
+    assert end.path
+    image = parse(inputs_tag(made)).at(digest=digest)
+    found = (attach.sbom_paper(components(place, made)), attach.provenance_paper(statement(made, result, image)))
+    return tuple(attach.attach_in_layout(end.path, digest, paper) for paper in found)
 
 
 def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, key: Path | None) -> tuple[str, ...]:

@@ -136,7 +136,9 @@ class Cosign:
 
     def _key(self, key: Path) -> tuple[str, str]:
         if not key.is_file():
-            raise MissingFile(key, "no such file", "a key of cosign's is read here", "make one with generate_keys")
+            raise MissingFile(
+                key, "no such file", "a key of cosign's is read here", "make a pair with cosign generate-key-pair"
+            )
         return ("--key", str(key))
 
     def _no_log(self) -> tuple[str, ...]:
