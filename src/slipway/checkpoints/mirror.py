@@ -146,7 +146,7 @@ def download(
     Raises: IntegrityMismatch, MissingFile, LockDrift, AuthFailure, NetworkFailure, DiskFailure, UsageError.
     """
     refuse_incomplete(lock, store)
-    with gateway.serve(files_of(lock, store)) as url, _without_proxy():
+    with gateway.serve(files_of(lock, store)) as url:
         try:
             return fetch.fetch(lock, root, hub=Hub(url), workers=workers, progress=progress)
         except SlipwayError as error:
@@ -299,20 +299,3 @@ def _in_mirror_words(error: SlipwayError, url: str, place: str) -> SlipwayError:
     if isinstance(error, IntegrityMismatch):
         texts[3] = "nothing was published; remove the object from the mirror, then mirror it again with --to"
     return type(error)(*texts)
-
-
-@contextmanager
-def _without_proxy() -> Iterator[None]:
-    """Nothing; a proxy is not asked for this machine's own addresses while the block runs."""
-    names = ("no_proxy", "NO_PROXY")
-    before = {name: os.environ.get(name) for name in names}
-    for name in names:
-        os.environ[name] = ",".join(filter(None, (before[name], "127.0.0.1")))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
