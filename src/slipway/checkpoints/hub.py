@@ -112,10 +112,11 @@ def _token_file() -> str:
     try:
         if path.is_file() and path.stat().st_size > _LONGEST_TOKEN_FILE_BYTES:
             raise UsageError(path, "the token file is too long to be one", "", "log in again: hf auth login")
-        if path.resolve() == Path(os.devnull):
+        real = Path(os.path.realpath(path))
+        if real == Path(os.devnull):
             return ""
         # A link is somebody's own; a pipe or a device would make the command wait, or never end.
-        return plain_bytes(path.resolve()).decode().strip()
+        return plain_bytes(real).decode().strip()
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError:
