@@ -224,7 +224,7 @@ def test_a_moved_tag_is_drift(
     )  # fmt: skip
     drift = copy.run("verify-image", "--engine", "sglang", "--drift")
     assert drift.returncode == 3
-    assert f"base: {tagged}@sha256:" in drift.stderr
+    assert f"base.ref: {tagged}@sha256:" in drift.stderr
 
 
 @pytest.mark.needs("docker")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import IntegrityMismatch, LockDrift, from_os_error
-from slipway.images import attach, lock, provenance, sbom, signing
+from slipway.images import attach, lock, oci_archive, provenance, sbom, signing
 from slipway.images.image_name import ImageName, parse
 from slipway.images.inputs import Place
 from slipway.images.inputs import tag as inputs_tag
@@ -120,15 +120,18 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
     name = parse(ref)
     pinned = name.at(digest=registry.resolve(name))
     config = registry.config(pinned, made.platform)
-    label = (config.get("config", {}).get("Labels") or {}).get(lock.LABEL)
+    label = oci_archive.labels(config).get(lock.LABEL)
     if label != made.inputs_digest:
         why = f"{place.lock} has {made.inputs_digest}"
         raise LockDrift(pinned, f"was built from another lock (got {label})", why, "push what build-image makes now")
-    diff_ids = config.get("rootfs", {}).get("diff_ids")
-    result = next((found for found in made.results if found.diff_ids == diff_ids), None)
+    # The config's digest and not what it says: entrypoint, user and environment must be the built image's too.
+    digest = registry.image(pinned, made.platform).blobs[0].digest
+    result = next((found for found in made.results if found.config_digest == digest), None)
     if result is None:
-        raise IntegrityMismatch(pinned, "has other layers than the lock expects", "", "push what build-image makes now")
-    said = [f"{pinned}: layers are those that {result.builder} made of this lock"]
+        why = f"the lock expects {', '.join(found.config_digest for found in made.results) or 'no image yet'}"
+        problem = f"has another config than the lock's image (got {digest})"
+        raise IntegrityMismatch(pinned, problem, why, "push what build-image makes now")
+    said = [f"{pinned}: config and layers are those that {result.builder} made of this lock"]
     wanted = (
         (sbom.MEDIA_TYPE, sbom.render(components(place, made)), "SBOM"),
         (provenance.MEDIA_TYPE, provenance.render(statement(made, result, pinned)), "provenance"),

@@ -102,16 +102,22 @@ class Registry:
             raise UsageError(name, "has neither tag nor digest", "`latest` is never assumed", "name the digest")
         return self._first(name, lambda place: self._get_manifest(place, wanted))
 
+    def image(self, name: ImageName, platform: str = "linux/amd64") -> Manifest:
+        """The manifest of the image, whose first blob is its config: that of `platform` where `name` is an index.
+
+        Raises: as `config`.
+        """
+        manifest = self.manifest(name)
+        if not manifest.is_index:
+            return manifest
+        return self.manifest(name.at(digest=manifests.choose(manifest, platform, name).digest))
+
     def config(self, name: ImageName, platform: str = "linux/amd64") -> dict[str, Any]:
         """The configuration of the image: that of `platform` where `name` is an index.
 
         Raises: MissingFile where the index has no such platform, and as `resolve`.
         """
-        manifest = self.manifest(name)
-        if manifest.is_index:
-            child = manifests.choose(manifest, platform, name)
-            manifest = self.manifest(name.at(digest=child.digest))
-        descriptor = manifest.blobs[0]
+        descriptor = self.image(name, platform).blobs[0]
         if descriptor.size_bytes > _MAX_CONFIG_BYTES:
             raise IntegrityMismatch(name, f"has a config of {descriptor.size_bytes} bytes", "none is that large")
         data = b"".join(self.blob(name, descriptor))
