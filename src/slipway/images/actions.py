@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from slipway.errors import DocumentError, IntegrityMismatch, LockDrift, MissingFile, UsageError
-from slipway.images import building, inputs, lock, locking, mirror, papers
-from slipway.images.builders import Builder, Compression, compression_for
+from slipway.images import building, inputs, lock, locking, mirror, papers, signing
+from slipway.images.builders import Builder, Compression, compression_for, version_of
 from slipway.images.builders.buildah import BuildahBuilder
 from slipway.images.builders.buildx import BuildxBuilder
 from slipway.images.image_name import is_loopback, parse, parse_mirrors
@@ -113,8 +113,14 @@ def _own_base(place: Place, before: ImageLock | None) -> str | None:
 
 
 def build_image(place: Place, options: Options, progress: Progress) -> Answer:
-    """The image, built, checked, and pushed where asked to. Raises: as `building.build`, and `mirror.run`."""
+    """The image, built, checked, and pushed where asked to.
+
+    Raises: as `building.build`, `mirror.run` and, before anything is built, `Cosign.require_key`.
+    """
     settings = settings_from(os.environ, options)
+    if options.sign:
+        # A tag that is published and then cannot be signed would stand there unsigned.
+        signing.find().require_key(options.sign)
     built = building.build(
         place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
     )
@@ -234,6 +240,17 @@ def mirror_image(
     )
 
 
+def refuse_unmeant(needs: Mapping[str, bool], **given: str | None) -> None:
+    """Nothing when no flag was given an empty value, and each sentence in `needs` is false. Raises: UsageError, CLI's words."""
+    for flag, value in given.items():
+        if value is not None and not value.strip():
+            raise UsageError(f"--{flag}", "is empty", "", "give it a value, or leave it out")
+    for problem, is_so in needs.items():
+        if is_so:
+            flag, _, rest = problem.partition(" ")
+            raise UsageError(flag, rest, "", "leave one of them out, or add what is missing")
+
+
 def builder(name: str, place: Place) -> Builder:
     """The builder called `name`; buildah speaks plain HTTP with a registry on this machine, as Docker does by itself.
 
@@ -281,6 +298,9 @@ def settings_from(environ: Mapping[str, str], options: Options) -> Settings:
 
 def _compression(options: Options) -> Compression:
     """What was asked for, or what every node reads. Raises: UsageError."""
+    if options.oldest_docker is not None and not version_of(options.oldest_docker):
+        why = "it decides whether nodes read zstd"
+        raise UsageError("--oldest-docker", f"is no version (got {options.oldest_docker!a})", why, "write it as 26.1.5")
     if options.compression is None:
         return compression_for(options.oldest_docker)
     for known in get_args(Compression):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipway.errors import IntegrityMismatch, LockDrift, from_os_error
 from slipway.images import attach, lock, oci_archive, provenance, sbom, signing
@@ -120,6 +122,7 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
     name = parse(ref)
     pinned = name.at(digest=registry.resolve(name))
     config = registry.config(pinned, made.platform)
+    _refuse_odd(pinned, config)
     label = oci_archive.labels(config).get(lock.LABEL)
     if label != made.inputs_digest:
         why = f"{place.lock} has {made.inputs_digest}"
@@ -146,6 +149,15 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
         signing.find().verify(pinned, key)
         said.append(f"signed with the key of {key}")
     return tuple(said)
+
+
+def _refuse_odd(pinned: ImageName, config: Mapping[str, Any]) -> None:
+    """Nothing when `config` has the form of an image config where it is read. Raises: IntegrityMismatch."""
+    process = config.get("config") or {}
+    rootfs = config.get("rootfs")
+    sound = isinstance(process, dict) and isinstance(process.get("Labels") or {}, dict) and isinstance(rootfs, dict)
+    if not (sound and isinstance(rootfs.get("diff_ids"), list)):
+        raise IntegrityMismatch(pinned, "has a config that is no image's", "", "push what build-image makes now")
 
 
 def _requirements(place: Place, made: ImageLock) -> str:

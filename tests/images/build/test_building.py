@@ -11,12 +11,21 @@ from typing import Any
 
 import pytest
 
-from slipway.errors import CheckFailed, IntegrityMismatch, LockDrift, MissingFile, SlipwayError
+from slipway.errors import (
+    CheckFailed,
+    DocumentError,
+    IntegrityMismatch,
+    LockDrift,
+    MissingFile,
+    SlipwayError,
+    UsageError,
+)
 from slipway.images import actions, building, lock, locking, mirror, oci_archive
 from slipway.images.builders import BuildRequest, BuildResult, process
 from slipway.images.image_name import parse_mirrors
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import ImageLock, LockedBase
+from slipway.images.registry import registry_from
 from slipway.progress import Progress, silent
 
 from .conftest import File, MadeImage, compressed, digest_of, layer_tar
@@ -315,3 +324,36 @@ def test_a_lock_on_another_base_than_image_yaml_names_is_refused(place: Place) -
     lock.write(place.lock, locked(place).model_copy(update={"base": other}))
     with pytest.raises(LockDrift, match="another base"):
         lock.read(place.images, place.engine, place.variant, place.spec())
+
+
+@pytest.mark.parametrize("moment", ["2026-13-45T00:00:00Z", "2026-02-30T00:00:00Z", "1970-01-01T00:00:00Z"])
+def test_a_moment_that_no_calendar_has_is_said(place: Place, moment: str) -> None:
+    text = IMAGE_YAML.replace("2026-11-30T00:00:00Z", moment)
+    (place.folder / "image.yaml").write_text(text)
+    with pytest.raises(DocumentError, match="made_before"):
+        place.spec()
+
+
+def test_build_arguments_that_the_lock_gives_are_not_given_twice(place: Place) -> None:
+    (place.folder / "image.yaml").write_text(IMAGE_YAML + "    args: {BASE: other}\n")
+    with pytest.raises(DocumentError, match="BASE is given by the lock"):
+        place.spec()
+
+
+def test_flags_that_cannot_be_meant_are_usage_errors() -> None:
+    actions.refuse_unmeant({"--key needs --pushed": False}, pushed=None, key="k")
+    with pytest.raises(UsageError, match="--key: needs --pushed"):
+        actions.refuse_unmeant({"--key needs --pushed": True})
+    with pytest.raises(UsageError, match="--to: is empty"):
+        actions.refuse_unmeant({}, to=" ")
+    with pytest.raises(UsageError, match="is no version"):
+        actions.settings_from({}, actions.Options(oldest_docker="banana", compression="zstd"))
+
+
+def test_an_image_for_one_platform_is_not_copied_as_another(image: Callable[..., Path], tmp_path: Path) -> None:
+    source, to = f"archive:{image()}", f"layout:{tmp_path / 'to'}"
+    with registry_from({}) as registry:
+        for platform in ("foo/bar", "linux/amd64"):  # this one says nothing of its platform
+            with pytest.raises(MissingFile, match=f"is not for {platform}"):
+                mirror.run(source, to, registry, mirror.Options(platform=platform))
+    assert not (tmp_path / "to").exists()
