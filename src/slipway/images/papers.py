@@ -155,8 +155,8 @@ def _refuse_odd(pinned: ImageName, config: Mapping[str, Any]) -> None:
     """Nothing when `config` has the form of an image config where it is read. Raises: IntegrityMismatch."""
     process = config.get("config") or {}
     rootfs = config.get("rootfs")
-    sound = isinstance(process, dict) and isinstance(process.get("Labels") or {}, dict) and isinstance(rootfs, dict)
-    if not (sound and isinstance(rootfs.get("diff_ids"), list)):
+    sound = isinstance(process, dict) and isinstance(process.get("Labels") or {}, dict)
+    if not (sound and isinstance(rootfs, dict) and isinstance(rootfs.get("diff_ids"), list)):
         raise IntegrityMismatch(pinned, "has a config that is no image's", "", "push what build-image makes now")
 
 
