@@ -12,6 +12,7 @@ from slipway.images import image_name
 from slipway.images.allowed import COMMIT, Download, pinned
 from slipway.images.dockerfile_reader import Flag, Place
 from slipway.images.dockerfile_stages import AUTOMATIC_ARGS, EPOCH_ARG, Run, Sheet, Stage, Step, declared
+from slipway.images.image_gates import plain_uid
 from slipway.images.shell_words import SHELLS
 
 
@@ -215,9 +216,10 @@ def _root(sheet: Sheet) -> Iterator[Finding]:
     while stage:
         for step in reversed(stage.steps):
             if step.instruction.keyword == "USER":
-                user = step.value(step.instruction.text)
-                name = (user or "").partition(":")[0].strip()
-                if not name or name == "root" or re.fullmatch(r"0+", name):
+                # A name says nothing: any may stand for uid 0 in /etc/passwd, and `+0` and `00` are 0 as well.
+                user = step.value(step.instruction.text) or ""
+                uid, colon, group = user.partition(":")
+                if not plain_uid(uid) or (colon and not re.fullmatch(r"0|[1-9][0-9]{0,9}", group)):
                     yield Finding(step.instruction.place, f"USER {step.instruction.text}")
                 return
         stage = stage.parent
@@ -348,9 +350,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "user-root",
         _root,
-        "the image runs as root",
-        "an engine needs no rights over its host",
-        "end the final stage with USER and a uid above 0",
+        "the image runs as root, or as a user that is not told by number",
+        "an engine needs no rights over its host, and any name may be one for uid 0",
+        "end the final stage with USER and a plain uid above 0, as `USER 65532`",
     ),
     Rule(
         "epoch-missing",
