@@ -12,7 +12,7 @@ import pulumi_aws as aws
 
 from slipway.cloud import hosts, instance_types, permissions
 from slipway.cloud.instance_types import InstanceType
-from slipway.cloud.policies import tags
+from slipway.cloud.policies import Tags
 from slipway.cloud.settings import AwsHosts
 from slipway.host_setup import scripts
 
@@ -21,7 +21,7 @@ from slipway.host_setup import scripts
 class GpuNodesArgs:
     """What the hosts are made from."""
 
-    stack: str
+    tags: Tags
     aws: AwsHosts
     kind: InstanceType
     subnet_id: pulumi.Input[str]
@@ -38,7 +38,7 @@ class GpuNodes(pulumi.ComponentResource):
         self._args, self._child = args, pulumi.ResourceOptions(parent=self)
         self.profile = self._instance_profile()
         self._group = aws.ec2.PlacementGroup(
-            "gpu", name=f"slipway-{args.stack}", strategy="cluster", tags=tags(args.stack, "gpu"), opts=self._child
+            "gpu", name=f"slipway-{args.tags.stack}", strategy="cluster", tags=args.tags("gpu"), opts=self._child
         )
         self._template = self._launch_template()
         self.nodes = [self._host(name) for name in hosts.gpu_names(args.aws)]
@@ -46,14 +46,12 @@ class GpuNodes(pulumi.ComponentResource):
 
     def _instance_profile(self) -> aws.iam.InstanceProfile:
         args = self._args
-        role = aws.iam.Role(
-            "node", assume_role_policy=permissions.ASSUME, tags=tags(args.stack, "node"), opts=self._child
-        )
+        role = aws.iam.Role("node", assume_role_policy=permissions.ASSUME, tags=args.tags("node"), opts=self._child)
         policy = pulumi.Output.all(args.bucket_arn, *args.repository_arns).apply(
             lambda arns: permissions.node_policy(arns[0], list(arns[1:]))
         )
         aws.iam.RolePolicy("node", role=role.id, policy=policy, opts=self._child)
-        return aws.iam.InstanceProfile("node", role=role.name, tags=tags(args.stack, "node"), opts=self._child)
+        return aws.iam.InstanceProfile("node", role=role.name, tags=args.tags("node"), opts=self._child)
 
     def _launch_template(self) -> aws.ec2.LaunchTemplate:
         args = self._args
@@ -84,11 +82,11 @@ class GpuNodes(pulumi.ComponentResource):
                 )
             ],
             tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=what, tags=tags(args.stack, "gpu"))
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=what, tags=args.tags.lasting("gpu"))
                 for what in ("volume", "network-interface")
             ],
             user_data=base64.b64encode(script.encode()).decode(),
-            tags=tags(args.stack, "gpu"),
+            tags=args.tags("gpu"),
             opts=self._child,
         )
 
@@ -111,7 +109,7 @@ class GpuNodes(pulumi.ComponentResource):
             launch_template=aws.ec2.InstanceLaunchTemplateArgs(
                 id=self._template.id, version=self._template.latest_version.apply(str)
             ),
-            tags=tags(self._args.stack, name),
+            tags=self._args.tags(name),
             opts=pulumi.ResourceOptions(
                 parent=self,
                 protect=self._args.aws.protect,

@@ -8,7 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from slipway.cloud import access
-from slipway.cloud.policies import tags
+from slipway.cloud.policies import Tags
 from slipway.cloud.resources import INTERFACE_ENDPOINTS, endpoint_name
 from slipway.cloud.settings import AwsHosts
 
@@ -17,7 +17,7 @@ from slipway.cloud.settings import AwsHosts
 class NetworkArgs:
     """What a network is made from; `region` names the endpoints' services."""
 
-    stack: str
+    tags: Tags
     region: str
     aws: AwsHosts
     ports: access.Ports
@@ -34,7 +34,7 @@ class Network(pulumi.ComponentResource):
             cidr_block=args.aws.network,
             enable_dns_support=True,
             enable_dns_hostnames=True,  # the endpoints' private names resolve only with both
-            tags=tags(args.stack, "vpc"),
+            tags=args.tags("vpc"),
             opts=self._child,
         )
         self.subnet, table = self._private_subnet()
@@ -55,12 +55,10 @@ class Network(pulumi.ComponentResource):
             availability_zone=None if by_id else zone,
             availability_zone_id=zone if by_id else None,
             map_public_ip_on_launch=False,
-            tags=tags(self._args.stack, "private"),
+            tags=self._args.tags("private"),
             opts=self._child,
         )
-        table = aws.ec2.RouteTable(
-            "private", vpc_id=self._vpc.id, tags=tags(self._args.stack, "private"), opts=self._child
-        )
+        table = aws.ec2.RouteTable("private", vpc_id=self._vpc.id, tags=self._args.tags("private"), opts=self._child)
         aws.ec2.RouteTableAssociation("private", subnet_id=subnet.id, route_table_id=table.id, opts=self._child)
         return subnet, table
 
@@ -69,8 +67,8 @@ class Network(pulumi.ComponentResource):
         return aws.ec2.SecurityGroup(
             name,
             vpc_id=self._vpc.id,
-            description=f"slipway {self._args.stack}: {name}",
-            tags=tags(self._args.stack, name),
+            description=f"slipway {self._args.tags.stack}: {name}",
+            tags=self._args.tags(name),
             opts=self._child,
         )
 
@@ -87,7 +85,7 @@ class Network(pulumi.ComponentResource):
                 subnet_ids=[self.subnet.id],
                 security_group_ids=[self.groups["endpoints"].id],
                 private_dns_enabled=True,
-                tags=tags(self._args.stack, name),
+                tags=self._args.tags(name),
                 opts=self._child,
             )
         name = endpoint_name("s3")
@@ -97,7 +95,7 @@ class Network(pulumi.ComponentResource):
             service_name=f"{prefix}.s3",
             vpc_endpoint_type="Gateway",
             route_table_ids=[table.id],
-            tags=tags(self._args.stack, name),
+            tags=self._args.tags(name),
             opts=self._child,
         )
 
@@ -114,6 +112,6 @@ class Network(pulumi.ComponentResource):
             from_port=rule.port,
             to_port=rule.port,
             description=rule.reason,
-            tags=tags(self._args.stack, rule.name),
+            tags=self._args.tags(rule.name),
             opts=self._child,
         )

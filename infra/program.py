@@ -15,6 +15,7 @@ from router import RouterNode, RouterNodeArgs
 from slipway import book, preview, stacks
 from slipway.cloud import access, hosts, instance_types
 from slipway.cloud import settings as cloud_settings
+from slipway.cloud.policies import Tags
 from slipway.cloud.settings import StackConfig
 from slipway.errors import SlipwayError
 from storage import Storage, StorageArgs
@@ -53,13 +54,14 @@ def _on_aws(stack: str, config: StackConfig) -> pulumi.Output[Any]:
     aws = config.aws
     assert aws is not None
     checks = guard.install()
+    tags = Tags(stack, stacks.owner(settings.CHECKOUT, stack))
     kind = instance_types.find(settings.CHECKOUT.stacks / "data", aws.instance_type)
     ports = access.ports(book.stack_recipe(settings.CHECKOUT, stack, config.recipe))
-    network = Network(NetworkArgs(stack, str(config.region), aws, ports))
-    storage = Storage(StorageArgs(stack, aws))
+    network = Network(NetworkArgs(tags, str(config.region), aws, ports))
+    storage = Storage(StorageArgs(tags, aws))
     nodes = GpuNodes(
         GpuNodesArgs(
-            stack=stack,
+            tags=tags,
             aws=aws,
             kind=kind,
             subnet_id=network.subnet.id,
@@ -72,7 +74,7 @@ def _on_aws(stack: str, config: StackConfig) -> pulumi.Output[Any]:
     if aws.router:
         router = RouterNode(
             RouterNodeArgs(
-                stack=stack,
+                tags=tags,
                 aws=aws,
                 host=aws.router,
                 subnet_id=network.subnet.id,

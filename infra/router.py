@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from slipway.cloud.policies import tags
+from slipway.cloud.policies import Tags
 from slipway.cloud.settings import AwsHosts, RouterHost
 from slipway.host_setup import scripts
 
@@ -16,7 +16,7 @@ from slipway.host_setup import scripts
 class RouterNodeArgs:
     """What the router's host is made from."""
 
-    stack: str
+    tags: Tags
     aws: AwsHosts
     host: RouterHost
     subnet_id: pulumi.Input[str]
@@ -45,7 +45,7 @@ class RouterNode(pulumi.ComponentResource):
             ),
             user_data=scripts.router(args.aws),
             user_data_replace_on_change=True,
-            tags=tags(args.stack, "router"),
+            tags=args.tags("router"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.node = {"name": "router", "address": instance.private_ip, "id": instance.id}

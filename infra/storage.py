@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from slipway.cloud.policies import tags
+from slipway.cloud.policies import Tags
 from slipway.cloud.settings import AwsHosts
 
 
@@ -15,7 +15,7 @@ from slipway.cloud.settings import AwsHosts
 class StorageArgs:
     """What the storage is made from."""
 
-    stack: str
+    tags: Tags
     aws: AwsHosts
 
 
@@ -27,7 +27,7 @@ class Storage(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         # Mirroring a checkpoint again takes hours, so the bucket is kept like the hosts; a full one cannot be destroyed at all.
         kept = pulumi.ResourceOptions(parent=self, protect=args.aws.protect)
-        self.bucket = aws.s3.Bucket("models", tags=tags(args.stack, "models"), opts=kept)
+        self.bucket = aws.s3.Bucket("models", tags=args.tags("models"), opts=kept)
         aws.s3.BucketVersioning(
             "models",
             bucket=self.bucket.id,
@@ -61,10 +61,10 @@ class Storage(pulumi.ComponentResource):
     def _repository(self, args: StorageArgs, name: str, child: pulumi.ResourceOptions) -> aws.ecr.Repository:
         return aws.ecr.Repository(
             name,
-            name=f"slipway/{args.stack}/{name}",
+            name=f"slipway/{args.tags.stack}/{name}",
             image_tag_mutability="IMMUTABLE",
             image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
             encryption_configurations=[aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="AES256")],
-            tags=tags(args.stack, name),
+            tags=args.tags(name),
             opts=child,
         )

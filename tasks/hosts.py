@@ -29,15 +29,31 @@ def down(_: Context, stack: str | None = None, yes: bool = False, json: bool = F
         output.result(made.as_json(), made.text())
 
 
-@task(help={"stack": STACK, "delete": "remove them, after a yes", "yes": YES, "json": JSON})
-def orphans(_: Context, stack: str | None = None, delete: bool = False, yes: bool = False, json: bool = False) -> None:
+@task(
+    help={
+        "stack": STACK,
+        "delete": "remove them, after a yes",
+        "strangers": "count in what another state of this name made, whose state is lost",
+        "yes": YES,
+        "json": JSON,
+    }
+)
+def orphans(
+    _: Context,
+    stack: str | None = None,
+    delete: bool = False,
+    strangers: bool = False,
+    yes: bool = False,
+    json: bool = False,
+) -> None:
     """List what carries the stack's tag in AWS and is in no state, with what it costs."""
     from slipway import cli, provision
 
     with cli.command(json) as output:
         confirm = cli.confirmation(yes) if delete else None
+        removal = provision.Removal(delete, strangers)
         found = provision.orphans(
-            this_checkout(), name_meant(stack), delete=delete, confirm=confirm, progress=output.progress
+            this_checkout(), name_meant(stack), removal=removal, confirm=confirm, progress=output.progress
         )
         output.result(found.as_json(), found.text())
 
@@ -45,12 +61,12 @@ def orphans(_: Context, stack: str | None = None, delete: bool = False, yes: boo
 @task(help={"stack": STACK, "json": JSON})
 def inventory(_: Context, stack: str | None = None, json: bool = False) -> None:
     """Save where the stack's hosts are, so that later commands need nothing else."""
-    from slipway import cli, stacks
+    from slipway import cli, provision
 
     with cli.command(json) as output:
-        meant = stack_meant(stack)
-        path = stacks.save_inventory(this_checkout(), meant)
-        output.result(meant.inventory.as_json(), f"the inventory is in {path}\n")
+        name = name_meant(stack)
+        path = provision.save_inventory(this_checkout(), name, output.progress)
+        output.result(stack_meant(name).inventory.as_json(), f"the inventory is in {path}\n")
 
 
 @task(

@@ -60,7 +60,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.longrepr = f"skipped in CI: {report.longrepr}"
 
 
-_SERVICE_OF = {"docker": "docker", "registry": "registry", "base_image": "docker", "small_base": "docker"}
+_SERVICE_OF = {
+    "docker": "docker",
+    "docker_daemon": "docker",
+    "registry": "registry",
+    "base_image": "docker",
+    "small_base": "docker",
+}
 """Fixture → service: a test that asks for the fixture needs the service, marked or not."""
 
 
@@ -87,23 +93,34 @@ class Docker:
         self.host = host
         self.config = config
 
-    def run(self, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    @property
+    def env(self) -> dict[str, str]:
+        """What leads a client to it."""
+        return {"DOCKER_HOST": self.host, "DOCKER_CONFIG": str(self.config)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `docker WORDS`; a failure fails the test with what Docker said."""
-        ran = subprocess.run(("docker", *words), capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+        env = {**os.environ, **self.env}
+        ran = subprocess.run(("docker", *words), capture_output=True, text=True, check=False, env=env)
         assert ran.returncode == 0, f"docker {' '.join(words)}: {ran.stderr}"
         return ran
 
 
+@pytest.fixture(scope="session")
+def docker_daemon(tmp_path_factory: pytest.TempPathFactory) -> Docker:
+    """A real dockerd with BuildKit; `docker` is what a test usually wants."""
+    config = tmp_path_factory.mktemp("docker-config")
+    # Buildx keeps state beside its plugin; no two sessions share it.
+    (config / "cli-plugins").symlink_to(Path(_service("SLIPWAY_TEST_DOCKER_CONFIG")) / "cli-plugins")
+    return Docker(_service("SLIPWAY_TEST_DOCKER_HOST"), config)
+
+
 @pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
+def docker(docker_daemon: Docker, monkeypatch: pytest.MonkeyPatch) -> Docker:
     """A real dockerd with BuildKit, reached through the environment as a user's is."""
-    engine = Docker(_service("SLIPWAY_TEST_DOCKER_HOST"), tmp_path / "docker-config")
-    engine.config.mkdir()
-    # Buildx keeps state beside its plugin; no two tests share it.
-    (engine.config / "cli-plugins").symlink_to(Path(_service("SLIPWAY_TEST_DOCKER_CONFIG")) / "cli-plugins")
-    monkeypatch.setenv("DOCKER_HOST", engine.host)
-    monkeypatch.setenv("DOCKER_CONFIG", str(engine.config))
-    return engine
+    for name, value in docker_daemon.env.items():
+        monkeypatch.setenv(name, value)
+    return docker_daemon
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from slipway.cloud.instance_types import Card, InstanceType, InstanceTypes
 from slipway.cloud.policies import Record
 from slipway.cloud.settings import AwsHosts, StackConfig
 from slipway.errors import DocumentError, UsageError
+from slipway.inventory import RdmaDevice
 from slipway.stacks import Checkout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,15 +219,30 @@ class TestCost:
         aws = aws_hosts(instance_type="p6-b200.48xlarge")
         kind = instance_types.find(DATA, "p6-b200.48xlarge")
         bill = cost.of(aws, resources.planned(aws, kind, PORTS), cost.read(DATA))
-        assert bill.known_hourly == pytest.approx(2 * 113.9328)
-        assert bill.unknown == ("interface-endpoint", "volume-gib")
-        assert bill.date == "2025-12-21"
+        assert bill.known_hourly == pytest.approx(2 * 113.9328 + 5 * 0.01)
+        assert bill.unknown == ("volume-gib",)
+        assert next(line.note for line in bill.lines if line.item == "p6-b200.48xlarge").startswith(
+            "read 2025-12-21; on demand"
+        )
 
     def test_every_type_stands_in_the_price_file_even_when_its_price_is_not_known(self) -> None:
         assert {kind.name for kind in TYPES} <= {price.item for price in cost.read(DATA).hourly}
 
 
 class TestOutputs:
+    def test_devices_that_a_person_wrote_in_are_kept_for_hosts_that_are_still_the_same(self) -> None:
+        kind = instance_types.find(DATA, "p5en.48xlarge")
+        known = [
+            {"name": name, "address": f"10.0.0.{n}", "id": f"i-{n}"} for n, name in enumerate(("gpu-1", "gpu-2"), 1)
+        ]
+        new = hosts.from_outputs("m1", {"inventory": hosts.resolved("m1", aws_hosts(), kind, known)})
+        device = RdmaDevice(name="rdmap85s0", rate_gbps=200, gpu=0)
+        by_hand = [node.model_copy(update={"rdma_devices": [device]}) for node in new.nodes]
+        replaced = by_hand[1].model_copy(update={"ssh": "ubuntu@i-old"})
+        kept = hosts.with_known_devices(new, new.model_copy(update={"nodes": [by_hand[0], replaced]}))
+        assert [node.rdma_devices for node in kept.nodes] == [[device], []]
+        assert hosts.with_known_devices(new, None) == new
+
     def test_outputs_without_an_inventory_say_what_to_run(self) -> None:
         with pytest.raises(UsageError, match=r"outputs: none.*run `pulumi up --stack m1`"):
             hosts.from_outputs("m1", {})
@@ -236,7 +252,7 @@ class TestOutputs:
             hosts.from_outputs("m1", {"inventory": {"schema": "slipway/inventory/v1", "name": "m1"}})
 
 
-TAGS = policies.tags("m1", "x")
+TAGS = policies.Tags("m1")("x")
 LT, SG, BUCKET = (
     "aws:ec2/launchTemplate:LaunchTemplate",
     "aws:ec2/securityGroup:SecurityGroup",
@@ -289,7 +305,7 @@ class TestPolicies:
         assert set(broken(kind, inputs)) == {policy}
 
     def test_a_resource_without_its_tags_is_caught(self) -> None:
-        for tags in (None, {}, {policies.STACK_TAG: "m1"}, policies.tags("m1", "another")):
+        for tags in (None, {}, {policies.STACK_TAG: "m1"}, policies.Tags("m1")("another")):
             assert broken("aws:ec2/vpc:Vpc", {"tags": tags} if tags is not None else {}, tags=None) == ["tagged"]
         assert broken("aws:ec2/vpc:Vpc", {}) == []
 

@@ -35,8 +35,9 @@ ORDER = [
     {"book", "models"},
     {"serving", "evidence", "mirrors", "spread", "holdings"},
     {"usage", "cli"},
+    {"preview"},
     {"provision"},
-    {"demo", "manual", "preview"},
+    {"demo", "manual"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 

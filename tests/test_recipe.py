@@ -57,7 +57,7 @@ def test_two_cells_with_one_id_are_refused(tmp_path: Path) -> None:
 
 def test_two_roles_of_a_kind_are_refused(tmp_path: Path) -> None:
     text = TINY.read_text()
-    role = text.partition("roles:\n")[2]
+    role = text.rpartition("roles:\n")[2]
     (tmp_path / TINY.name).write_text(text + role)
     with pytest.raises(DocumentError, match="each role stands once in a cell"):
         recipe.read_book(tmp_path)

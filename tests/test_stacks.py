@@ -8,6 +8,7 @@ import pytest
 
 from slipway import inventory, stacks
 from slipway.errors import DiskFailure, DocumentError, UsageError
+from slipway.progress import silent
 from slipway.stacks import Checkout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,3 +97,32 @@ def test_every_shipped_stack_names_a_recipe() -> None:
     checkout = Checkout(ROOT)
     for name in stacks.names(checkout):
         assert stacks.config(checkout, name).recipe
+
+
+def test_a_name_that_no_process_or_inventory_can_carry_is_refused(checkout: Checkout) -> None:
+    (checkout.stacks / "Pulumi.my stack's.yaml").write_text(LAPTOP)
+    with pytest.raises(UsageError, match="lower-case letters, digits, dots and dashes"):
+        stacks.choose(checkout, "my stack's")
+
+
+def test_the_owner_is_of_the_state_and_not_of_the_name(checkout: Checkout) -> None:
+    first = stacks.owner(checkout, "m1-pd")
+    assert first
+    assert len(first) == 12
+    assert stacks.owner(checkout, "laptop") is None
+    file = checkout.stacks / "Pulumi.m1-pd.yaml"
+    file.write_text(file.read_text().replace("v1:abc", "v1:def"))
+    assert stacks.owner(checkout, "m1-pd") not in {None, first}
+
+
+def test_a_saved_inventory_that_nobody_can_read_is_put_aside_and_not_lost(checkout: Checkout) -> None:
+    assert stacks.saved_inventory(checkout, "m1-pd", silent) is None
+    path = checkout.state / "inventory" / "m1-pd.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(HOSTS.format(name="m1-pd"))
+    found = stacks.saved_inventory(checkout, "m1-pd", silent)
+    assert found
+    assert found.name == "m1-pd"
+    path.write_text("nodes: [")
+    assert stacks.saved_inventory(checkout, "m1-pd", silent) is None
+    assert [file.name for file in path.parent.iterdir()] == ["m1-pd.yaml.bak"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,14 @@ import yaml
 from slipway import documents, inventory
 from slipway.cloud.settings import StackConfig
 from slipway.documents import Document
-from slipway.errors import DiskFailure, DocumentError, Problem, UsageError, from_os_error
+from slipway.errors import DiskFailure, DocumentError, MissingFile, Problem, UsageError, from_os_error
 from slipway.inventory import Inventory
+from slipway.progress import Progress
+
+OWNER_DIGITS = 12
+
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
+"""What a stack may be called: what an inventory takes (Word), and Pulumi too."""
 
 
 class StackFile(Document):
@@ -108,6 +116,9 @@ def choose(checkout: Checkout, stack: str | None) -> str:
                 raise UsageError(
                     source, f"no such stack (got {name})", why, "add stacks/Pulumi.<stack>.yaml or choose one"
                 )
+            if not NAME.fullmatch(name):
+                why = "its name goes into process and container names; lower-case letters, digits, dots and dashes are allowed"
+                raise UsageError(source, f"no usable name (got {name})", why, "rename the stack's file")
             return name
     saved = [name for name in known if _inventory_file(checkout, name)]
     if len(saved) == 1:
@@ -177,6 +188,17 @@ def config(checkout: Checkout, name: str) -> StackConfig:
     return parse_config(documents.read(path, StackFile).config, f"{path} (keys slipway:…)")
 
 
+def owner(checkout: Checkout, name: str) -> str | None:
+    """What tells the state of the stack called `name` from another state of that name: a digest of what its secrets are locked
+    with, which is new for each `pulumi stack init` and moves with the state. None where the backend keeps it (Pulumi Cloud).
+
+    Raises: MissingFile, DocumentError.
+    """
+    said = documents.read(checkout.stacks / f"Pulumi.{name}.yaml", StackFile)
+    locked_with = said.encryptionsalt or said.encryptedkey
+    return hashlib.sha256(locked_with.encode()).hexdigest()[:OWNER_DIGITS] if locked_with else None
+
+
 def parse_config(values: Mapping[str, Any], place: str) -> StackConfig:
     """Slipway's own keys among the stack's `values`; `place` stands for the file in messages.
 
@@ -215,6 +237,28 @@ def save_inventory(checkout: Checkout, stack: Stack) -> Path:
     except OSError as error:
         raise from_os_error(error, path, "saving the inventory") from error
     return path
+
+
+def saved_inventory(checkout: Checkout, name: str, progress: Progress) -> Inventory | None:
+    """The inventory that was saved for the stack called `name`; None where there is none, or one that cannot be read any more.
+
+    Such a one is put aside, since somebody may have written device names into it.
+
+    Raises: DiskFailure.
+    """
+    path = checkout.state / "inventory" / f"{name}.yaml"
+    try:
+        return documents.read(path, Inventory)
+    except MissingFile:
+        return None
+    except DocumentError as error:
+        aside = path.with_suffix(".yaml.bak")
+        try:
+            path.replace(aside)
+        except OSError as failed:
+            raise from_os_error(failed, path, "putting the old inventory aside") from failed
+        progress.note(f"  {error}\n  put aside as {aside.name}; written anew")
+        return None
 
 
 def _selected(checkout: Checkout) -> str | None:

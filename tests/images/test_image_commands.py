@@ -140,8 +140,8 @@ def test_two_checkouts_build_one_image_and_an_unchanged_one_is_not_built_again(
 
 
 @pytest.mark.needs("docker")
-def test_a_commit_is_built_only_with_its_pull_requests(
-    checkout: Callable[..., Any], building: dict[str, str], upstream: Path
+def test_a_commit_is_built_only_with_its_pull_requests_and_pushed_with_its_papers(
+    checkout: Callable[..., Any], building: dict[str, str], upstream: Path, registry: str, tmp_path: Path
 ) -> None:
     copy = checkout("git")
     write_git_variant(copy.root, upstream, building["base"])
@@ -155,8 +155,22 @@ def test_a_commit_is_built_only_with_its_pull_requests(
     assert shown.returncode == 0, shown.stderr
     for part in (building["base"], git(upstream, "rev-parse", "HEAD"), "#28400", "requirements.lock sha256"):
         assert part in shown.stdout
-    built = copy.run("build-image", "--engine", "sglang", "--json")
+    key = tmp_path / "cosign"
+    secret = {"COSIGN_PASSWORD": "only for this test"}
+    subprocess.run(
+        ("cosign", "generate-key-pair", "--output-key-prefix", str(key)),
+        env={**os.environ, **secret}, check=True, capture_output=True,
+    )  # fmt: skip
+    pushed = ("--engine", "sglang", "--pushed", f"{registry}/signed/sglang:test")
+    built = copy.run("build-image", *pushed[:2], "--push", pushed[3], "--sign", f"{key}.key", "--json", **secret)
     assert built.returncode == 0, built.stderr
+    assert json.loads(built.stdout)["pushed"]["signed"] is True
+    proved = copy.run("verify-image", *pushed, "--key", f"{key}.pub", **secret)
+    assert proved.returncode == 0, proved.stderr
+    for part in ("layers are those", "SBOM is attached", "provenance is attached", "signed with the key"):
+        assert part in proved.stdout
+    bill = json.loads((copy.root / ".slipway" / "images" / "sglang.default.cdx.json").read_text())
+    assert {"setuptools", "upstream"} <= {part["name"] for part in bill["components"]}
     git(upstream, "revert", "--no-edit", "HEAD")
     write_git_variant(copy.root, upstream, building["base"], assertions=[])
     reverted = copy.run("lock-image", "--engine", "sglang")
@@ -210,7 +224,7 @@ def test_a_moved_tag_is_drift(
     )  # fmt: skip
     drift = copy.run("verify-image", "--engine", "sglang", "--drift")
     assert drift.returncode == 3
-    assert f"base: {tagged}@sha256:" in drift.stderr
+    assert f"base.ref: {tagged}@sha256:" in drift.stderr
 
 
 @pytest.mark.needs("docker")
@@ -299,6 +313,13 @@ def test_the_reference_images_packages_are_those_that_the_tests_run_with() -> No
         (("mirror-image", "--to", "layout:x"), 2, "give one of --engine and --from"),
         (("mirror-image", "--engine", "vllm", "--to", "layout:x"), 5, "invoke build-image --engine vllm"),
         (("verify-image", "--engine", "vllm"), 5, "invoke build-image --engine vllm"),
+        (("verify-image", "--engine", "vllm", "--key", "k.pub"), 2, "--key: needs --pushed"),
+        (("verify-image", "--engine", "vllm", "--pushed", "r/x:1", "--drift"), 2, "--drift: does not go with"),
+        (("verify-image", "--engine", "vllm", "--pushed", ""), 2, "--pushed: is empty"),
+        (("build-image", "--engine", "vllm", "--push", ""), 2, "--push: is empty"),
+        (("mirror-image", "--engine", "vllm", "--to", ""), 2, "--to: is empty"),
+        (("build-image", "--engine", "vllm", "--dry-run", "--oldest-docker", "banana"), 2, "is no version"),
+        (("build-image", "--engine", "vllm", "--push", "r/x:1", "--sign", "no.key"), 5, "no.key"),
     ],
 )
 def test_what_cannot_be_meant_is_said_with_the_next_step(

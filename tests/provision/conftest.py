@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,9 @@ class Project:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, root / name)
+        for file in (root / "stacks").glob("Pulumi.*.yaml"):
+            kept = [line for line in file.read_text().splitlines() if not line.startswith("encryptionsalt:")]
+            file.write_text("\n".join(kept) + "\n")  # without what somebody who has used the checkout left
         (root / "src").symlink_to(ROOT / "src")
         # The program runs in the tests' own virtual environment, as it would in the checkout's .venv.
         (root / ".venv").symlink_to(sys.prefix)
@@ -135,10 +140,21 @@ class Project:
 
     def set(self, stack: str, **values: Any) -> None:
         """Write values below slipway:aws of a stack's file, as a user does."""
+        with self.edited(stack) as config:
+            config["slipway:aws"].update(values)
+
+    def write_own_addresses(self, stack: str) -> None:
+        """Write addresses that are no examples into a stack of hosts that are there already."""
+        with self.edited(stack) as config:
+            for number, node in enumerate(config["slipway:nodes"], start=2):
+                node["address"] = f"10.0.0.{number}"
+
+    @contextmanager
+    def edited(self, stack: str) -> Iterator[dict[str, Any]]:
+        """The `config` of a stack's file, to be changed in the block."""
         path = self.root / "stacks" / f"Pulumi.{stack}.yaml"
         said = yaml.safe_load(path.read_text())
-        said.pop("encryptionsalt", None)  # of somebody who has used the checkout
-        said["config"]["slipway:aws"].update(values)
+        yield said["config"]
         path.write_text(yaml.safe_dump(said, sort_keys=False))
 
     def invoke(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -232,3 +248,75 @@ def project(cli: str, account: AwsAccount, tmp_path: Path) -> Project:
 def bare_project(tmp_path: Path) -> Project:
     """A project of which nothing is asked that needs Pulumi or an account."""
     return made_project(tmp_path, AwsAccount("http://127.0.0.1:9"))
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """A real sshd on loopback that lets in one key; `ssh` is a folder whose `ssh` knows it under every host name."""
+
+    folder: Path
+    port: int
+    ssh: Path
+
+    def start(self) -> subprocess.Popen[str]:
+        """The server, once it listens."""
+        Path("/run/sshd").mkdir(exist_ok=True)
+        words = [str(_program("sshd")), "-D", "-e", "-f", str(self.folder / "sshd_config")]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert "listening" in first, first
+        return process
+
+    def write_host_key(self) -> None:
+        """A new key of the host, as after a reinstallation."""
+        _make_key(self.folder / "host")
+
+
+@pytest.fixture
+def sshd(tmp_path: Path, unused_port: int) -> Iterator[Sshd]:
+    """The server, running until the test ends."""
+    if not (_program("sshd") and _program("ssh-keygen") and _program("ssh")):
+        pytest.skip("OpenSSH's server is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("sshd runs as root")
+    folder = tmp_path / "sshd"
+    made = Sshd(folder, unused_port, folder / "bin")
+    made.ssh.mkdir(parents=True)
+    made.write_host_key()
+    _make_key(folder / "user")
+    settings = {
+        "Port": unused_port,
+        "ListenAddress": "127.0.0.1",
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "user.pub",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+    }
+    (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+    # What a user has in ~/.ssh/config; ssh itself looks there by the user's entry, not by HOME.
+    (folder / "config").write_text(
+        f"Host *\n  HostName 127.0.0.1\n  Port {unused_port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/user\n"
+        f"  UserKnownHostsFile {folder}/known\n  GlobalKnownHostsFile none\n  StrictHostKeyChecking accept-new\n"
+    )
+    (made.ssh / "ssh").write_text(f'#!/bin/sh\nexec {_program("ssh")} -F {folder}/config "$@"\n')
+    (made.ssh / "ssh").chmod(0o755)
+    process = made.start()
+    try:
+        yield made
+    finally:
+        process.terminate()
+        process.wait(10)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+
+
+def _make_key(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    subprocess.run([str(_program("ssh-keygen")), "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)

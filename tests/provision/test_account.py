@@ -88,10 +88,12 @@ def furnish(account: Any) -> None:
         ecr.create_repository(repositoryName=f"slipway/{stack}/engine", tags=tags("engine", stack))
 
 
-def test_all_of_a_stack_is_found_and_nothing_of_another(account: Any, reached: Account) -> None:
+def test_all_of_a_stack_is_found_priced_and_removed_in_an_order_that_aws_accepts(
+    account: Any, reached: Account
+) -> None:
     furnish(account)
-    found = reached.tagged("m1-pd")
-    assert sorted((one.kind, one.name) for one in found) == [
+    every = reached.tagged("m1-pd")
+    assert sorted((one.kind, one.name) for one in every) == [
         ("Bucket", "models"),
         ("Instance", "gpu-1"),
         ("InstanceProfile", "node"),
@@ -108,38 +110,48 @@ def test_all_of_a_stack_is_found_and_nothing_of_another(account: Any, reached: A
         ("VpcEndpoint", "endpoint-ssm"),
     ]
     assert reached.tagged("third") == ()
-
-
-def test_orphans_have_their_hourly_price_and_go_in_an_order_that_aws_accepts(account: Any, reached: Account) -> None:
-    furnish(account)
     others = len(reached.tagged("other"))
-    found, things = leftovers.find("m1-pd", reached, frozenset(), PRICES)
-    host = next(one for one in found.orphans if one.name == "gpu-1")
-    assert host.hourly == 113.9328
-    assert found.known_hourly == 113.9328
-    assert "p6-b200.48xlarge, running, since" in found.text()
-    assert "an hour (prices of 20" in found.text()
-    removed = leftovers.remove(things, reached, silent)
-    assert len(removed) == len(found.orphans) == 14
-    assert reached.tagged("m1-pd") == ()
-    assert len(reached.tagged("other")) == others
 
-
-def test_what_the_state_knows_is_no_orphan(account: Any, reached: Account) -> None:
-    furnish(account)
-    known = frozenset((one.type, one.id) for one in reached.tagged("m1-pd"))
-    found, _ = leftovers.find("m1-pd", reached, known, PRICES)
+    # What the state knows is no orphan.
+    found, _ = leftovers.find("m1-pd", reached, frozenset((one.type, one.id) for one in every), None, PRICES)
     assert found.orphans == ()
     assert found.text() == "m1-pd: everything that carries its tag is in its state\n"
 
+    found, things = leftovers.find("m1-pd", reached, frozenset(), None, PRICES)
+    host = next(one for one in found.orphans if one.name == "gpu-1")
+    assert host.hourly == 113.9328
+    assert "p6-b200.48xlarge, running, since" in found.text()
+    assert "an hour (prices of 20" in found.text()
 
-def test_a_mirror_with_objects_stays_and_is_named(account: Any, reached: Account) -> None:
-    furnish(account)
-    account.client("s3").put_object(Bucket="models-m1-pd", Key="shard", Body=b"x")
-    _, things = leftovers.find("m1-pd", reached, frozenset(), PRICES)
+    # A mirror with objects stays, and is named after everything else was tried.
+    s3 = account.client("s3")
+    s3.put_object(Bucket="models-m1-pd", Key="shard", Body=b"x")
     with pytest.raises(CheckFailed, match="still has objects"):
         leftovers.remove(things, reached, silent)
     assert [one.kind for one in reached.tagged("m1-pd")] == ["Bucket"]
+    s3.delete_object(Bucket="models-m1-pd", Key="shard")
+    # Removing what is gone is no error.
+    assert len(leftovers.remove(things, reached, silent)) == len(found.orphans) == 14
+    assert reached.tagged("m1-pd") == ()
+    assert len(reached.tagged("other")) == others
+    assert reached.association("subnet-0", "rtb-0") is None
+
+
+def test_what_another_state_of_the_name_made_is_told_apart_and_counted_in_only_when_asked(
+    account: Any, reached: Account
+) -> None:
+    ec2 = account.client("ec2")
+    for owner in ("ours", "theirs", None):
+        more = [{"Key": kinds.OWNER_TAG, "Value": owner}] if owner else []
+        specification = [{"ResourceType": "vpc", "Tags": [*tags("vpc"), *more]}]
+        ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=specification)
+    found, things = leftovers.find("m1-pd", reached, frozenset(), "ours", PRICES)
+    assert {one.owner for one in things} == {"ours", None}
+    assert [one.owner for one in found.strangers] == ["theirs"]
+    assert "1 made by another state that is called m1-pd too, left alone" in found.text()
+    assert "owner theirs): free" in found.text()
+    everything, things = leftovers.find("m1-pd", reached, frozenset(), None, PRICES)
+    assert (len(things), everything.strangers) == (3, ())
 
 
 def test_a_bucket_is_recognised_as_a_half_made_one_only_while_it_is_empty_and_untagged(
@@ -151,15 +163,6 @@ def test_a_bucket_is_recognised_as_a_half_made_one_only_while_it_is_empty_and_un
     assert not reached.bucket_without_tags("models-absent")
     s3.put_object(Bucket="models-abc", Key="k", Body=b"x")
     assert not reached.bucket_without_tags("models-abc")
-
-
-def test_removing_what_is_gone_is_no_error(account: Any, reached: Account) -> None:
-    furnish(account)
-    things = reached.tagged("m1-pd")
-    for _ in range(2):
-        for thing in things:
-            reached.remove(thing)
-    assert reached.association("subnet-0", "rtb-0") is None
 
 
 def test_no_credentials_and_no_answer_are_told_apart(

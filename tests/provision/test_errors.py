@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipway.errors import AuthFailure, CheckFailed, NetworkFailure, SlipwayError, UsageError
+from slipway import provision
+from slipway.errors import (
+    AuthFailure,
+    CheckFailed,
+    DiskFailure,
+    MissingFile,
+    NetworkFailure,
+    PlanRefused,
+    SlipwayError,
+    UsageError,
+)
+from slipway.progress import silent
 from slipway.provision import backend, failures
+from slipway.stacks import Checkout
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def said(ran: Any) -> str:
@@ -55,34 +72,109 @@ def test_no_credentials_and_a_wrong_passphrase_are_told_apart(project: Any) -> N
     ran = project.invoke("up", "--stack", "m1-pd", "--yes", PULUMI_CONFIG_PASSPHRASE="another")
     assert ran.returncode == 7, ran.stderr
     assert "wrong passphrase" in said(ran)
+    # Neither a new passphrase nor another backend is taken for the old one.
     (project.root / ".slipway" / "pulumi" / "passphrase").unlink()
-    ran = project.invoke("up", "--stack", "m1-pd", "--yes")
-    assert ran.returncode == 5, ran.stderr
-    assert "a new one cannot open it" in said(ran)
-    other = project.invoke("up", "--stack", "m1-pd", "--yes", PULUMI_BACKEND_URL="file:///elsewhere")
-    assert other.returncode == 2
-    assert "a second state would make every host a second time" in said(other)
+    with pytest.raises(MissingFile, match="a new one cannot open it"):
+        backend.choose(project.root, project.root / ".slipway", "m1-pd")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PULUMI_BACKEND_URL", "file:///elsewhere")
+        with pytest.raises(UsageError, match="a second state would make every host a second time"):
+            backend.choose(project.root, project.root / ".slipway", "m1-pd")
 
 
-@pytest.mark.needs("pulumi")
-def test_no_capacity_is_said_in_one_line_and_a_living_lock_stops_the_run(project: Any, account: Any) -> None:
-    fails = "run_instances=InsufficientInstanceCapacity,create_vpc=VpcLimitExceeded"
-    ran = project.invoke("up", "--stack", "m1-pd", "--yes", SLIPWAY_STANDIN_FAIL=fails)
-    assert ran.returncode == 1, ran.stderr
-    assert said(ran).startswith("stack m1-pd: an account quota is used up (")
-    assert "api error VpcLimitExceeded" in said(ran)
-    lock = project.root / ".slipway/pulumi/.pulumi/locks/organization/slipway/m1-pd/x.json"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    host = os.uname().nodename
-    lock.write_text(
-        f'{{"pid": {os.getpid()}, "username": "me", "hostname": "{host}", "timestamp": "2200-01-01T00:00:00Z"}}'
+def test_before_the_first_up_there_is_no_inventory_and_the_next_step_is_named(project: Any) -> None:
+    ran = project.invoke("inventory", "--stack", "m1-pd")
+    assert ran.returncode == 2, ran.stderr
+    assert "the backend has no state of this stack" in said(ran)
+    assert "`invoke up` makes it" in said(ran)
+
+
+class TestWithoutPulumi:
+    """What is refused before Pulumi is asked anything."""
+
+    @pytest.fixture(autouse=True)
+    def program(self, bare_project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A `pulumi` that says its version and refuses everything else."""
+        script = bare_project.root / "bin" / "pulumi"
+        script.parent.mkdir()
+        script.write_text(
+            '#!/bin/sh\n[ "$1" = version ] && echo v3.274.1 && exit\nprintf "\\377 boom\\n" >&2; exit 3\n'
+        )
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+
+    def up(self, project: Any, stack: str = "m1-pd") -> SlipwayError:
+        with pytest.raises(SlipwayError) as caught:
+            provision.up(Checkout(project.root), stack, confirm=None, progress=silent)
+        return caught.value
+
+    def test_example_values_are_named(self, bare_project: Any) -> None:
+        error = self.up(bare_project, "m1-b200")
+        assert isinstance(error, UsageError)
+        assert "still has example values: slipway:aws.ami, slipway:aws.capacity.id" in str(error)
+
+    def test_a_recipe_that_the_hosts_cannot_run_is_refused(self, bare_project: Any) -> None:
+        with bare_project.edited("m1-pd") as config:
+            config["slipway:recipe"] = "laguna-m.1.sglang/b200-nvfp4"
+        assert isinstance(self.up(bare_project), PlanRefused)
+
+    def test_a_full_disk_is_refused_before_it_tears_the_state(
+        self, bare_project: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(backend, "LEAST_FREE_BYTES", 1 << 62)
+        error = self.up(bare_project)
+        assert isinstance(error, DiskFailure)
+        assert "is lost when the disk fills up on the way" in str(error)
+
+    def test_a_program_that_speaks_in_odd_bytes_is_shown(self, bare_project: Any) -> None:
+        assert "\N{REPLACEMENT CHARACTER} boom" in str(self.up(bare_project))
+
+    @pytest.mark.parametrize(
+        ("script", "problem"),
+        [("\x7fELF", "cannot be run"), ("#!/bin/sh\necho v3.100.0\n", "is too old"), ("#!/bin/sh\n", "is too old")],
     )
-    held = project.invoke("down", "--stack", "m1-pd", "--yes")
-    assert held.returncode == 1
-    assert f"another run holds its lock (me@{host}, pid {os.getpid()}" in said(held)
-    lock.unlink()
-    assert project.invoke("down", "--stack", "m1-pd", "--yes").returncode == 0
-    assert account.things() == set()
+    def test_a_program_that_cannot_be_it_is_named(self, bare_project: Any, script: str, problem: str) -> None:
+        (bare_project.root / "bin" / "pulumi").write_text(script)
+        assert problem in str(self.up(bare_project))
+
+    def test_an_answer_that_is_no_json_is_no_traceback(self, bare_project: Any) -> None:
+        (bare_project.root / "bin" / "pulumi").write_text(
+            '#!/bin/sh\n[ "$1" = version ] && echo v3.274.1 || echo hello\n'
+        )
+        with bare_project.edited("m1-pd") as config:
+            config.clear()
+            config.update({"slipway:recipe": "laguna-tiny.reference/laptop", "slipway:hosts": "local"})
+        assert "printed no JSON; it begins 'hello'" in str(self.up(bare_project))
+
+    def test_two_commands_at_a_time_are_one_too_many(self, bare_project: Any) -> None:
+        folder = bare_project.root / ".slipway" / "provision" / "m1-pd"
+        with_lock = f"with locks.alone(Path({str(folder)!r}), 'm1-pd'): print(1, flush=True); input()"
+        hold = f"from slipway.provision import locks; from pathlib import Path\n{with_lock}"
+        words = [sys.executable, "-c", hold]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"1\n"
+            assert "another command is at work on it" in str(self.up(bare_project))
+            other.communicate(b"\n")
+        assert "boom" in str(self.up(bare_project))
+
+    def test_a_living_lock_stops_the_run(self, bare_project: Any) -> None:
+        host, pid = os.uname().nodename, os.getpid()
+        holder = {"pid": pid, "username": "me", "hostname": host, "timestamp": "2200-01-01T00:00:00Z"}
+        lock = bare_project.root / ".slipway/pulumi/.pulumi/locks/organization/slipway/m1-pd/x.json"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.write_text(json.dumps(holder))
+        assert f"another run holds its lock (me@{host}, pid {pid}" in str(self.up(bare_project))
+
+    @pytest.mark.parametrize("record", ["[1]", "{", '"x"'])
+    def test_a_damaged_record_of_backends_is_named(self, bare_project: Any, record: str) -> None:
+        path = bare_project.root / ".slipway" / "pulumi" / "backends.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(record)
+        error = self.up(bare_project)
+        assert "cannot be read" in str(error)
+        assert error.place == str(path)
 
 
 REAL = "creating EC2 Instance: operation error EC2: RunInstances, https response error StatusCode: 500, RequestID: 1, api error {}: words"
@@ -101,6 +193,7 @@ REAL = "creating EC2 Instance: operation error EC2: RunInstances, https response
         (REAL.format("RequestLimitExceeded"), NetworkFailure, "throttling"),
         (REAL.format("SecurityGroupLimitExceeded"), CheckFailed, "account quota"),
         ("error: no stack named 'x' found", UsageError, "no state of this stack"),
+        ("error: the stack is currently locked by 1 lock(s).", CheckFailed, "another run holds the stack's lock"),
         (
             "error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions",
             AuthFailure,

@@ -62,8 +62,9 @@ def test_a_pid_that_was_given_out_again_is_not_the_holder(tmp_path: Path) -> Non
     assert len(locks.refuse_living("m1-pd", locks.in_folder(tmp_path, "m1-pd"))) == 1
 
 
-def test_a_torn_lock_belongs_to_a_dead_run(tmp_path: Path) -> None:
-    lock(tmp_path, 1).write_text('{"pid": 1, "user')
+@pytest.mark.parametrize("torn", ['{"pid": 1, "user', "[]", '{"pid": "x"}', "null"])
+def test_a_torn_lock_belongs_to_a_dead_run(tmp_path: Path, torn: str) -> None:
+    lock(tmp_path, 1).write_text(torn)
     assert len(locks.refuse_living("m1-pd", locks.in_folder(tmp_path, "m1-pd"))) == 1
 
 

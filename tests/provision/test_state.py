@@ -129,3 +129,14 @@ def test_every_kind_has_its_place_in_the_order_of_removal() -> None:
     known = {*kinds.EC2.values(), kinds.EGRESS_RULE, kinds.BUCKET, kinds.REPOSITORY, kinds.ROLE, kinds.INSTANCE_PROFILE}
     assert known == set(kinds.ORDER_OF_REMOVAL)
     assert len(kinds.ORDER_OF_REMOVAL) == len(set(kinds.ORDER_OF_REMOVAL))
+
+
+def test_what_another_state_made_is_never_taken_in() -> None:
+    class Reached:
+        def tagged(self, stack: str) -> tuple[Found, ...]:
+            return (Found(VPC, "vpc-theirs", "vpc", owner="theirs"), Found(VPC, "vpc-ours", "vpc", owner="ours"))
+
+    what = state.Pending("creating", VPC, "urn:pulumi:s::slipway::x::vpc", {})
+    finder = Finder("s", Reached, frozenset(), "ours")  # type: ignore[arg-type]
+    assert finder(what) == "vpc-ours"
+    assert finder(what) is None

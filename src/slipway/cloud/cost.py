@@ -19,6 +19,9 @@ class Price(Document):
 
     item: str
     price: float | None = Field(ge=0)
+    read: str | None = Field(
+        default=None, pattern=r"^\d{4}-\d{2}-\d{2}$", description="the day the price was read; null: the file's own"
+    )
 
 
 class Prices(Document):
@@ -67,15 +70,16 @@ def of(aws: AwsHosts, planned: Iterable[Planned], prices: Prices) -> Cost:
             counts[resource.item] = counts.get(resource.item, 0) + resource.quantity
     volumes = aws.count * aws.root_volume_gib + (aws.router.root_volume_gib if aws.router else 0)
     counts["volume-gib"] = volumes
-    known = {price.item: price.price for price in prices.hourly}
+    known = {price.item: price for price in prices.hourly}
     lines = []
     for item, quantity in counts.items():
-        price = known.get(item)
+        entry = known.get(item)
+        price = entry.price if entry else None
         block = item == aws.instance_type and aws.capacity.kind == "block"
-        note = "on demand; a capacity block was paid when it was bought" if block else ""
-        lines.append(
-            CostLine(item=item, quantity=quantity, hourly=None if price is None else price * quantity, note=note)
-        )
+        said = [f"read {entry.read}"] if entry and entry.read else []
+        said += ["on demand; a capacity block was paid when it was bought"] if block else []
+        hourly = None if price is None else price * quantity
+        lines.append(CostLine(item=item, quantity=quantity, hourly=hourly, note="; ".join(said)))
     return Cost(
         currency=prices.currency,
         date=prices.date,

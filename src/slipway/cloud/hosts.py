@@ -91,6 +91,18 @@ def from_outputs(stack: str, outputs: Mapping[str, Any]) -> Inventory:
     return documents.parse(json.dumps(outputs[OUTPUT]), Inventory, place)
 
 
+def with_known_devices(new: Inventory, old: Inventory | None) -> Inventory:
+    """`new` with the RDMA devices that `old` lists for hosts that are still the same: only a person or preflight knows them."""
+    if old is None:
+        return new
+    known = {(node.name, node.ssh): node.rdma_devices for node in old.nodes}
+    nodes = [
+        node if node.rdma_devices else node.model_copy(update={"rdma_devices": known.get((node.name, node.ssh), [])})
+        for node in new.nodes
+    ]
+    return new.model_copy(update={"nodes": nodes})
+
+
 def _example(number: int) -> str:
     """An address reserved for documentation (RFC 5737)."""
     return str(ipaddress.IPv4Address("192.0.2.0") + number)

@@ -14,6 +14,7 @@ from slipway.cloud.settings import PLACEHOLDER
 
 STACK_TAG = "slipway:stack"
 NAME_TAG = "slipway:resource"
+OWNER_TAG = "slipway:owner"
 OPEN = frozenset({"0.0.0.0/0", "::/0"})
 
 UNTAGGED = frozenset(
@@ -60,9 +61,21 @@ class Violation:
         return f"{self.name} ({self.type}): {self.message} [{self.policy}]"
 
 
-def tags(stack: str, name: str) -> dict[str, str]:
-    """The tags of the resource called `name`: by them it is found again when a run was cut off before it wrote it down."""
-    return {STACK_TAG: stack, NAME_TAG: name, "Name": f"{stack}-{name}"}
+@dataclass(frozen=True)
+class Tags:
+    """The tags of one stack's resources; `owner` tells its state from another one of the same name in the same account."""
+
+    stack: str
+    owner: str | None = None
+
+    def __call__(self, name: str) -> dict[str, str]:
+        """The tags of the resource called `name`: by them it is found again when a run was cut off before it wrote it down."""
+        owned = {OWNER_TAG: self.owner} if self.owner else {}
+        return {**self.lasting(name), **owned}
+
+    def lasting(self, name: str) -> dict[str, str]:
+        """Those that never change: for a launch template's words, a change of which replaces hosts."""
+        return {STACK_TAG: self.stack, NAME_TAG: name, "Name": f"{self.stack}-{name}"}
 
 
 def violations(record: Record) -> tuple[Violation, ...]:

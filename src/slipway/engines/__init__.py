@@ -74,6 +74,14 @@ def flags(typed: Mapping[str, FlagValue | None], verbatim: Mapping[str, FlagValu
     return tuple(word for source in (given, verbatim) for flag, value in source.items() for word in spell(flag, value))
 
 
+def worker_flags(launch: Launch) -> Iterator[str]:
+    """The words that name a router's servers: `--prefill URL BOOTSTRAP_PORT` and `--decode URL`."""
+    for worker in launch.workers:
+        yield from (f"--{worker.role}", worker.url)
+        if worker.bootstrap_port is not None:
+            yield str(worker.bootstrap_port)
+
+
 def thinking_kwargs(recipe: Recipe) -> FlagValue | None:
     """The chat template's default arguments, or None where the recipe leaves thinking to the template."""
     thinking = recipe.cell.thinking

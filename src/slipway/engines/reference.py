@@ -1,4 +1,4 @@
-"""The reference engine's command line: the numpy server of this package, run by the checkout's own Python."""
+"""The reference engine's command lines: the numpy server of this package and its router, run by the checkout's own Python."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ TYPED_FLAGS = frozenset(
         "reasoning-parser",
         "tool-call-parser",
         "default-chat-template-kwargs",
+        "disaggregation-mode",
+        "disaggregation-transfer-backend",
+        "disaggregation-bootstrap-port",
         "host",
         "port",
     }
@@ -32,7 +35,28 @@ def command(recipe: Recipe, role: Role, launch: Launch) -> Command:
         "reasoning-parser": cell.parsers.reasoning,
         "tool-call-parser": cell.parsers.tool_call,
         "default-chat-template-kwargs": engines.thinking_kwargs(recipe),
+        **_disaggregation(recipe, role),
         "host": role.bind,
         "port": role.port,
     }
     return Command(("python", "-m", "slipway.reference.engine", *engines.flags(typed, role.flags)), dict(role.env))
+
+
+def router_command(_: Recipe, role: Role, launch: Launch) -> Command:
+    """The argv and environment of the router in front of two reference engines; its flags are those of SGLang's router."""
+    words = ["python", "-m", "slipway.reference.router", "--pd-disaggregation", *engines.worker_flags(launch)]
+    return Command(
+        (*words, *engines.flags({}, role.flags), *engines.flags({"host": role.bind, "port": role.port}, {})),
+        dict(role.env),
+    )
+
+
+def _disaggregation(recipe: Recipe, role: Role) -> dict[str, FlagValue | None]:
+    transfer = recipe.cell.transfer
+    if transfer is None:
+        return {}
+    return {
+        "disaggregation-mode": role.name,
+        "disaggregation-transfer-backend": transfer.backend,
+        "disaggregation-bootstrap-port": transfer.bootstrap_port if role.name == "prefill" else None,
+    }

@@ -20,10 +20,6 @@ TYPED_FLAGS = frozenset({"pd-disaggregation", "prefill", "decode", "host", "port
 
 def command(_: Recipe, role: Role, launch: Launch) -> Command:
     """The argv and environment of one router."""
-    words = ["python3", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-    for worker in launch.workers:
-        words += [f"--{worker.role}", worker.url]
-        if worker.bootstrap_port is not None:
-            words.append(str(worker.bootstrap_port))
+    words = ["python3", "-m", "sglang_router.launch_router", "--pd-disaggregation", *engines.worker_flags(launch)]
     address = engines.flags({"host": role.bind, "port": role.port}, {})
     return Command((*words, *engines.flags({}, role.flags), *address), dict(role.env))

@@ -13,8 +13,11 @@ from slipway.inventory import Inventory, Node
 from slipway.progress import Progress
 from slipway.stacks import Checkout
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-"""Never asks: a password prompt in the middle of a list of hosts would look like a hang."""
+SSH = (
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
+)
+"""Never asks: a password prompt in the middle of a list of hosts would look like a hang. A host that falls silent is given up."""
 
 AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec sh -s; else exec sudo -n sh -s; fi'
 SSH_ITSELF_FAILED = 255
@@ -73,30 +76,48 @@ def run(node: Node, script: str, *, progress: Progress, command: tuple[str, ...]
     Raises: NetworkFailure when the host cannot be reached, CheckFailed with the last lines when the script stops.
     """
     words = (*command, node.ssh, AS_ROOT) if node.ssh else ("sh", "-c", AS_ROOT)
-    try:
-        ran = subprocess.run(words, input=script, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UsageError(
-            words[0], "is not installed", "hosts are reached through it", "install OpenSSH's client"
-        ) from None
+    ran = _ran(words, script)
     said = tuple(line.removeprefix("slipway: ") for line in ran.stdout.splitlines())
     if ran.returncode == 0:
         for line in said:
             progress.note(f"{node.name}: {line}")
         return said
-    tail = (ran.stdout + ran.stderr).splitlines()[-LAST_LINES:]
-    shown = "\n".join(f"  {line}" for line in tail)
     if ran.returncode == SSH_ITSELF_FAILED and node.ssh:
-        why = f"ssh said:\n{shown}\n"
-        raise NetworkFailure(
-            f"node {node.name}",
-            f"cannot be reached (got {node.ssh})",
-            why,
-            f"make `ssh {node.ssh}` work without a question",
-        )
+        raise _unreachable(node, ran)
+    shown = _last_lines(ran)
     raise CheckFailed(
         f"node {node.name}",
         f"set-up stopped with exit code {ran.returncode}",
         f"it said:\n{shown}\n",
         "run it again after mending that; what was done stays done",
     )
+
+
+def reach(node: Node, command: tuple[str, ...] = SSH) -> None:
+    """Nothing when `node` answers over ssh; nothing is changed on it.
+
+    Raises: NetworkFailure, UsageError without ssh.
+    """
+    if node.ssh is None:
+        return
+    ran = _ran((*command, node.ssh, "true"), "")
+    if ran.returncode:
+        raise _unreachable(node, ran)
+
+
+def _ran(words: tuple[str, ...], script: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, input=script, capture_output=True, text=True, errors="replace", check=False)
+    except FileNotFoundError:
+        raise UsageError(
+            words[0], "is not installed", "hosts are reached through it", "install OpenSSH's client"
+        ) from None
+
+
+def _unreachable(node: Node, ran: subprocess.CompletedProcess[str]) -> NetworkFailure:
+    why, remedy = f"ssh said:\n{_last_lines(ran)}\n", f"make `ssh {node.ssh}` work without a question"
+    return NetworkFailure(f"node {node.name}", f"cannot be reached (got {node.ssh})", why, remedy)
+
+
+def _last_lines(ran: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join(f"  {line}" for line in (ran.stdout + ran.stderr).splitlines()[-LAST_LINES:])

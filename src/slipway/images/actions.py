@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from slipway.errors import MissingFile, UsageError
-from slipway.images import building, inputs, lock, locking, mirror
-from slipway.images.builders import Builder, compression_for
+from slipway.errors import DocumentError, IntegrityMismatch, LockDrift, MissingFile, UsageError
+from slipway.images import building, inputs, lock, locking, mirror, papers, signing
+from slipway.images.builders import Builder, Compression, compression_for, version_of
 from slipway.images.builders.buildah import BuildahBuilder
 from slipway.images.builders.buildx import BuildxBuilder
 from slipway.images.image_name import is_loopback, parse, parse_mirrors
@@ -18,6 +19,9 @@ from slipway.images.inputs import Place, Settings
 from slipway.images.lock import ImageLock
 from slipway.images.locking import World
 from slipway.images.registry import registry_from
+from slipway.images.spec import UpstreamSource
+from slipway.images.stores import Place as StorePlace
+from slipway.images.stores import parse_place
 from slipway.progress import Progress, human_bytes
 
 SECRETS = {
@@ -35,13 +39,15 @@ Answer = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Options:
-    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression."""
+    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression unless that is given."""
 
     builder: str = "docker"
     no_cache: bool = False
     push: str | None = None
+    sign: Path | None = None
     secrets: tuple[str, ...] = ()
     oldest_docker: str | None = None
+    compression: str | None = None
 
 
 def lock_image(
@@ -65,24 +71,56 @@ def lock_image(
             settings,
             place.root / ".slipway" / "tools",
         )
-        before = lock.read_any(place.lock) if place.lock.exists() else None
+        before = _before(place, check, progress)
         if check and before is None:
             raise MissingFile(
                 place.lock, "no such lock", "there is nothing to compare", f"run invoke lock-image {place.flags}"
             )
-        made = locking.resolve(place, world, base, progress)
+        named = base or (_own_base(place, before) if check else None)
+        made = locking.resolve(place, world, named, progress, before.base if before else None)
     found = locking.changes(place, before, made) if before else ()
     if check:
         locking.refuse_changed(place, found)
         return made.lock.as_json(), f"{place.lock}: nothing moved\n"
-    made = locking.keep_results(place, made)
-    locking.write(place, made)
-    return made.lock.as_json(), _locked_text(place, made.lock, found if before else None)
+    written = locking.write(place, made)
+    return written.as_json(), _locked_text(place, written, found if before else None)
+
+
+def _before(place: Place, check: bool, progress: Progress) -> ImageLock | None:
+    """The lock that is there; one that was edited or cannot be read is replaced with a word, but never compared with."""
+    if not place.lock.exists():
+        return None
+    try:
+        return lock.read_any(place.lock)
+    except (LockDrift, DocumentError) as error:
+        if check:
+            raise
+        problem = error.problem if isinstance(error, LockDrift) else "is no lock that can be read"
+        progress.note(f"{place.lock}: {problem}; it is written anew")
+        return None
+
+
+def _own_base(place: Place, before: ImageLock | None) -> str | None:
+    """The base that the lock was made with instead of image.yaml's, as it was named; None where it is image.yaml's own."""
+    source = place.spec().source
+    if before is None or isinstance(source, UpstreamSource):
+        return None
+    name = before.base.ref.partition("@")[0]
+    if name == source.base.partition("@")[0]:
+        return None
+    # A base that was named by digest alone has nothing that could move.
+    return name if ":" in name.rpartition("/")[2] else before.base.ref
 
 
 def build_image(place: Place, options: Options, progress: Progress) -> Answer:
-    """The image, built, checked, and pushed where asked to. Raises: as `building.build`, and `mirror.run`."""
+    """The image, built, checked, and pushed where asked to.
+
+    Raises: as `building.build`, `mirror.run` and, before anything is built, `Cosign.require_key`.
+    """
     settings = settings_from(os.environ, options)
+    if options.sign:
+        # A tag that is published and then cannot be signed would stand there unsigned.
+        signing.find().require_key(options.sign)
     built = building.build(
         place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
     )
@@ -96,14 +134,51 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
         "pushed": None,
     }
     text = _built_text(place, built)
+    made = lock.read_any(place.lock)
+    document["sbom"] = str(papers.write_sbom(place, made))
+    text += f"  SBOM             {document['sbom']}\n"
     if options.push:
-        with registry_from() as registry:
-            sent = mirror.run(f"archive:{built.archive}", options.push, registry, progress=progress)
-        document["pushed"] = {"to": options.push, "digest": sent.digest}
+        sent, said = _pushed(place, made, built, options, progress)
+        document["pushed"] = {"to": options.push, "digest": sent.digest, **said.__dict__}
         text += (
             f"pushed {options.push}, digest {sent.digest} ({sent.copied} blobs sent, {sent.skipped} there already)\n"
         )
+        text += (
+            f"  attached         SBOM {said.sbom}, provenance {said.provenance}{'; signed' if said.signed else ''}\n"
+        )
     return document, text
+
+
+def _pushed(
+    place: Place, made: ImageLock, built: building.Built, options: Options, progress: Progress
+) -> tuple[mirror.Mirrored, papers.Said]:
+    """The image in the registry, with what is said about it."""
+    assert options.push
+    # What the lock recorded, so that the papers are the same whichever machine pushes.
+    result = made.result(built.result.builder) or built.result
+    with registry_from() as registry:
+        # By the digest that was checked: what else the archive names is not sent, and nothing is said of another image.
+        checked = built.result.manifest_digest
+        start = StorePlace("archive", None, built.archive, checked)
+        sent = mirror.run(start, options.push, registry, mirror.Options(replace=True), progress)
+        refuse_other(options.push, sent.digest, checked)
+        pinned = parse(options.push).at(digest=sent.digest)
+        return sent, papers.say(place, made, result, pinned, registry, options.sign)
+
+
+def refuse_other(place: str, sent: str, checked: str) -> None:
+    """Nothing when the image that was `sent` is the one that was `checked`. Raises: IntegrityMismatch."""
+    if sent != checked:
+        why = f"{checked} was checked"
+        raise IntegrityMismatch(place, f"got another image ({sent})", why, "do not run it; build and push again")
+
+
+def check_pushed(place: Place, ref: str, key: Path | None) -> Answer:
+    """What was proved about the image at `ref`. Raises: as `papers.check_pushed`."""
+    made = lock.read(place.images, place.engine, place.variant, place.spec())
+    with registry_from() as registry:
+        said = papers.check_pushed(place, made, ref, registry, key)
+    return {"image": ref, "proved": list(said)}, "".join(f"{line}\n" for line in said)
 
 
 def show_build(place: Place, options: Options) -> Answer:
@@ -136,19 +211,44 @@ def verify_image(place: Place, options: Options, progress: Progress) -> Answer:
     )
 
 
-def mirror_image(place: Place, options: Options, progress: Progress, *, to: str, source: str | None = None) -> Answer:
-    """The built image, or `source`, copied to a registry or an OCI layout. Raises: as `mirror.run`."""
+def mirror_image(
+    place: Place, way: mirror.Options, progress: Progress, *, to: str, source: str | None = None
+) -> Answer:
+    """The built image, or `source`, copied to a registry, a layout or an archive.
+
+    Raises: as `mirror.run`; for the built image also as `building.require_here`.
+    """
     start = source or f"archive:{place.archive}"
     if not source and not place.archive.exists():
         why = "the image has not been built here"
         raise MissingFile(place.archive, "no such image", why, f"run invoke build-image {place.flags}, or give --from")
+    made = None if source else lock.read(place.images, place.engine, place.variant, place.spec())
+    here = building.require_here(place, made) if made else None
+    begin = StorePlace("archive", None, place.archive, here.manifest_digest) if here else parse_place(start)
+    end = parse_place(to)
+    if made and end.path and end.ref is None:
+        end = replace(end, ref=inputs.tag(made))  # a built image has no other name yet
     with registry_from() as registry:
-        sent = mirror.run(start, to, registry, progress=progress)
-    document = {**sent.__dict__, "from": start, "to": to, "attached": list(sent.attached)}
+        sent = mirror.run(begin, end, registry, way, progress)
+        if made and here:
+            refuse_other(to, sent.digest, here.manifest_digest)
+            sent = replace(sent, attached=papers.attach_all(place, made, end, sent.digest, registry))
+    document = {**sent.__dict__, "from": start, "to": str(end), "attached": list(sent.attached)}
     return document, (
-        f"{to}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
+        f"{end}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
         f"{sent.skipped} there already, {len(sent.attached)} attached\n"
     )
+
+
+def refuse_unmeant(needs: Mapping[str, bool], **given: str | None) -> None:
+    """Nothing when no flag was given an empty value, and each sentence in `needs` is false. Raises: UsageError, CLI's words."""
+    for flag, value in given.items():
+        if value is not None and not value.strip():
+            raise UsageError(f"--{flag}", "is empty", "", "give it a value, or leave it out")
+    for problem, is_so in needs.items():
+        if is_so:
+            flag, _, rest = problem.partition(" ")
+            raise UsageError(flag, rest, "", "leave one of them out, or add what is missing")
 
 
 def builder(name: str, place: Place) -> Builder:
@@ -159,8 +259,11 @@ def builder(name: str, place: Place) -> Builder:
     if name == "docker":
         return BuildxBuilder()
     if name == "buildah":
-        locked = lock.read_any(place.lock).base.ref if place.lock.exists() else "docker.io/x"
-        return BuildahBuilder(tls_verify=not is_loopback(parse(locked).registry))
+        source = place.spec().source
+        base = source.ref if isinstance(source, UpstreamSource) else source.base
+        with contextlib.suppress(LockDrift, DocumentError, MissingFile):  # whoever builds reads the lock anyway
+            base = lock.read_any(place.lock).base.ref
+        return BuildahBuilder(tls_verify=not is_loopback(parse(base).registry))
     raise UsageError("--builder", f"is not known (got {name!a})", "known: docker, buildah", "choose one of them")
 
 
@@ -189,7 +292,23 @@ def settings_from(environ: Mapping[str, str], options: Options) -> Settings:
         secrets=secrets,
         mirrors=parse_mirrors(environ.get(MIRRORS, "")),
         network=environ.get(NETWORK, "default"),
-        compression=compression_for(options.oldest_docker),
+        compression=_compression(options),
+    )
+
+
+def _compression(options: Options) -> Compression:
+    """What was asked for, or what every node reads. Raises: UsageError."""
+    if options.oldest_docker is not None and not version_of(options.oldest_docker):
+        why = "it decides whether nodes read zstd"
+        raise UsageError("--oldest-docker", f"is no version (got {options.oldest_docker!a})", why, "write it as 26.1.5")
+    if options.compression is None:
+        return compression_for(options.oldest_docker)
+    for known in get_args(Compression):
+        if options.compression == known:
+            return cast("Compression", known)
+    known_ones = ", ".join(get_args(Compression))
+    raise UsageError(
+        "--compression", f"is not known (got {options.compression!a})", f"known: {known_ones}", "choose one"
     )
 
 
@@ -204,7 +323,9 @@ def _locked_text(place: Place, made: ImageLock, found: tuple[str, ...] | None) -
 def _built_text(place: Place, built: building.Built) -> str:
     said = "the same as the lock has it" if built.known else f"recorded in {place.lock}; commit it"
     lines = [
-        f"built {inputs.tag(built.lock)} in {built.seconds:.1f} s ({built.cached_steps} steps from cache)",
+        f"built {inputs.tag(built.lock)} in {built.seconds:.1f} s ({built.cached_steps} steps from cache)"
+        if built.ran
+        else f"{inputs.tag(built.lock)} is built already: nothing has changed",
         f"  config digest    {built.result.config_digest} ({said})",
         f"  manifest digest  {built.result.manifest_digest} ({built.result.compression})",
         f"  size             {human_bytes(built.result.size_bytes)} in {len(built.result.diff_ids)} layers",

@@ -82,7 +82,9 @@ def attached(registry: Registry, image: ImageName | str, media_type: str) -> tup
                 b"".join(registry.blob(name, blob)) for blob in manifest.blobs[1:] if blob.media_type == media_type
             ]
     if not found:
-        raise MissingFile(name, f"has no {media_type} attached", "", "attach it, or mirror it together with its image")
+        raise MissingFile(
+            name, f"has no {media_type} attached", "", "invoke build-image --push and mirror-image attach it"
+        )
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from slipway.errors import DocumentError, Problem
 from slipway.images.allowed import AllowedInputs
 from slipway.images.dockerfile_reader import read
 from slipway.images.dockerfile_rules import RULES
-from slipway.images.dockerfile_stages import sheet
+from slipway.images.dockerfile_stages import declared, sheet
 
 _SHOWN = 160
 """Characters of what was found that a problem repeats."""
@@ -30,6 +30,12 @@ def problems(text: str, allowed: AllowedInputs, file: str = "Dockerfile") -> tup
             # What one word hides is said once.
             found.setdefault((line, column, rule.id), Problem(file, line, column, rule.id, said))
     return tuple(sorted(found.values(), key=lambda problem: (problem.line, problem.column)))
+
+
+def declared_arguments(text: str) -> frozenset[str]:
+    """The names of every ARG in the Dockerfile `text`: those that the builder must be given."""
+    found = read(text).instructions
+    return frozenset(name for one in found if one.keyword == "ARG" for name, _, _ in declared(one))
 
 
 def require_locked(text: str, allowed: AllowedInputs, file: str = "Dockerfile") -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from slipway.images import dockerfile_words as words
+from slipway.images.shell_words import heredocs
 
 KEYWORDS = frozenset({
     "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "RUN", "SHELL",
@@ -19,11 +22,11 @@ KEYWORDS = frozenset({
 """The instructions that are read. ONBUILD is none: it would act in images that nobody lints."""
 
 _DIRECTIVE = re.compile(r"\s*#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.+?)\s*")
-_HEREDOC = re.compile(r"\d*<<(-?)([^<]+)")
-_FLAG = re.compile(r"--([a-z][a-z-]*)(?:=((?:\"[^\"]*\"|\S)*))?(?=\s|$)")
-_VARIABLE = re.compile(
-    r"\\(?P<escaped>.)|\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?:(?P<how>:[-+])(?P<word>[^{}]*))?\}|(?P<other>.?))"
+_CONTINUES = re.compile(r"(?:^|[^\\])\\[ \t]*$")
+_STRANGE = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\xa0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u3000\ufeff\ufffd]"
 )
+"""Characters that some reader takes for a blank or a line's end, or that cannot be seen."""
 
 
 @dataclass(frozen=True)
@@ -129,32 +132,6 @@ def read(text: str) -> Dockerfile:
     return _Reader(text).read()
 
 
-def substituted(text: str, values: Mapping[str, str | None]) -> str | None:
-    """`text` with `$NAME`, `${NAME}`, `${NAME:-word}` and `${NAME:+word}` replaced; None when that cannot be known.
-
-    A name that is missing in `values` is unset, and empty as in Docker; one that is None has a value that is not known here.
-    """
-    unknown = False
-
-    def value(match: re.Match[str]) -> str:
-        nonlocal unknown
-        if match["escaped"] is not None:
-            return match["escaped"]
-        name = match["plain"] or match["name"]
-        if not name or (name in values and values[name] is None):
-            unknown = True
-            return ""
-        found = values.get(name) or ""
-        if match["how"] == ":-":
-            return found or substituted(match["word"], values) or ""
-        if match["how"] == ":+":
-            return (substituted(match["word"], values) or "") if found else ""
-        return found
-
-    result = _VARIABLE.sub(value, text)
-    return None if unknown else result
-
-
 class _Reader:
     """Goes through the lines once; `_next` is the index of the next line."""
 
@@ -162,7 +139,6 @@ class _Reader:
         # Only these end a line for Docker; str.splitlines knows more, and would shift the line numbers.
         self._lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
         self._next = 0
-        self._escape = "\\"
         self._faults: list[Fault] = []
 
     def read(self) -> Dockerfile:
@@ -171,20 +147,19 @@ class _Reader:
         return Dockerfile(comments, instructions, tuple(self._faults))
 
     def _comments(self) -> Iterator[Comment]:
-        """Comments and blank lines before the first instruction; directives end at the first line that is none."""
-        in_directives = True
+        """Comments and blank lines before the first instruction."""
         while self._next < len(self._lines):
             line = self._lines[self._next]
             if line.strip() and not line.lstrip().startswith(("#", "//")):
                 return
             self._next += 1
             match = _DIRECTIVE.fullmatch(line.replace("//", "#", 1) if line.lstrip().startswith("//") else line)
-            in_directives = in_directives and match is not None
             if line.strip():
                 place = Place(self._next, len(line) - len(line.lstrip()) + 1)
                 key, value = (match[1].lower(), match[2]) if match else ("", "")
-                if key == "escape" and in_directives and value in {"\\", "`"}:
-                    self._escape = value
+                # Which comments are directives differs between releases; with another escape, so does every line.
+                if key == "escape" and value != "\\":
+                    self._faults.append(Fault(place, f"the escape {value[:8]}"))
                 yield Comment(place, line.strip(), key, value)
 
     def _instructions(self) -> Iterator[Instruction]:
@@ -199,9 +174,7 @@ class _Reader:
 
     def _joined(self) -> tuple[str, list[tuple[int, int, int]]]:
         """The next logical line, and where each of its pieces begins: offset, line, column."""
-        # One escape at the end continues a line; two are an escaped escape.
-        mark = re.escape(self._escape)
-        ends = re.compile(rf"(?:^|[^{mark}]){mark}[ \t]*$")
+        # One backslash at the end continues a line; two are an escaped one.
         joined, pieces = "", []
         first = True
         while self._next < len(self._lines):
@@ -210,9 +183,9 @@ class _Reader:
             if not first and (not line.strip() or line.lstrip().startswith("#")):
                 continue
             first = False
-            continues = bool(ends.search(line))
+            continues = bool(_CONTINUES.search(line))
             pieces.append((len(joined), self._next, 1))
-            joined += line.rstrip(" \t")[: -len(self._escape)] if continues else line
+            joined += line.rstrip(" \t")[:-1] if continues else line
             if not continues:
                 break
         return joined, pieces
@@ -225,28 +198,36 @@ class _Reader:
         if keyword not in KEYWORDS:
             self._faults.append(Fault(bare.place, f"the instruction {keyword[:40]} is not read"))
             return None
-        flags: list[Flag] = []
-        while found := _FLAG.match(joined, start):
-            flags.append(Flag(found[1], (found[2] or "").strip('"'), start))
-            start = found.end() + len(joined[found.end() :]) - len(joined[found.end() :].lstrip())
-        heredocs = tuple(self._heredocs(bare)) if keyword in {"ADD", "COPY", "RUN"} else ()
-        return Instruction(keyword, tuple(flags), joined, start, tuple(pieces), heredocs)
+        if strange := _STRANGE.search(joined):
+            self._faults.append(Fault(bare.at(strange.start()), f"the character U+{ord(strange[0]):04X}"))
+        found: list[tuple[str, str, int]] = []
+        marks: list[words.Mark] = []
+        try:
+            found, start = words.flags(joined, start)
+            marks = words.marks(joined) if keyword in {"ADD", "COPY", "RUN"} else []
+        except words.Unclear as unclear:
+            self._faults.append(Fault(bare.place, str(unclear)))
+        flags = tuple(Flag(*one) for one in found)
+        read = Instruction(keyword, flags, joined, start, tuple(pieces))
+        if keyword == "RUN" and read.json_words() is None and [*_shell_marks(read.text)] != marks:
+            self._faults.append(Fault(bare.place, "a heredoc that the shell and the builder read in two ways"))
+        return replace(read, heredocs=tuple(self._heredoc(read, mark) for mark in marks))
 
-    def _heredocs(self, instruction: Instruction) -> Iterator[Heredoc]:
-        """The bodies that follow the line, one for each `<<NAME` word in it, in order."""
-        for word in re.findall(r"(?:\"[^\"]*\"|'[^']*'|\S)+", instruction.joined[instruction.start :]):
-            match = _HEREDOC.fullmatch(word)
-            if not match:
-                continue
-            name = re.sub(r"[\"'\\]", "", match[2])
-            begin = self._next
-            body: list[str] = []
-            while self._next < len(self._lines):
-                line = self._lines[self._next]
-                self._next += 1
-                if (line.lstrip("\t") if match[1] else line) == name:
-                    break
-                body.append(line)
-            else:
-                self._faults.append(Fault(instruction.place, f"the heredoc <<{name[:40]} has no end"))
-            yield Heredoc(name, "\n".join(body), begin + 1)
+    def _heredoc(self, instruction: Instruction, mark: words.Mark) -> Heredoc:
+        """The body that follows the line."""
+        begin = self._next
+        body: list[str] = []
+        while self._next < len(self._lines):
+            line = self._lines[self._next].rstrip("\r")
+            self._next += 1
+            if (line.lstrip("\t") if mark.dash else line) == mark.name:
+                break
+            body.append(line)
+        else:
+            self._faults.append(Fault(instruction.place, f"the heredoc <<{mark.name[:40]} has no end"))
+        return Heredoc(mark.name, "\n".join(body), begin + 1)
+
+
+def _shell_marks(script: str) -> Iterator[words.Mark]:
+    for kind, target in heredocs(script):
+        yield words.Mark(target, kind == "<<-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from slipway.images import image_name
 from slipway.images.allowed import COMMIT, Download, pinned
 from slipway.images.dockerfile_reader import Flag, Place
 from slipway.images.dockerfile_stages import AUTOMATIC_ARGS, EPOCH_ARG, Run, Sheet, Stage, Step, declared
+from slipway.images.image_gates import plain_uid
 from slipway.images.shell_words import SHELLS
 
 
@@ -34,6 +36,10 @@ class Rule:
     remedy: str
 
 
+_SHELL = re.compile(r"(/usr)?/bin/(sh|bash|dash) ((-[eux]+|-[eux]*o pipefail) )*-[eux]*c")
+"""The forms of SHELL: a known shell, options that only make it stricter, and the script last."""
+
+
 def _syntax(sheet: Sheet) -> Iterator[Finding]:
     for comment in sheet.dockerfile.comments:
         # BuildKit also takes the frontend from a `//` comment, below a `#!` line, and from JSON; anything alike is refused.
@@ -53,9 +59,9 @@ def _unreadable(sheet: Sheet) -> Iterator[Finding]:
         if run.command.unreadable:
             yield Finding(run.place, "commands nested too deep")
     for _, step in sheet.steps("SHELL"):
-        words = step.instruction.json_words() or ("",)
-        if words[0].rpartition("/")[2] not in SHELLS:
-            yield Finding(step.instruction.place, f"SHELL {words[0]}")
+        text = " ".join(step.instruction.json_words() or ("",))
+        if not _SHELL.fullmatch(text):
+            yield Finding(step.instruction.place, f"SHELL {text}")
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,12 @@ def _image_uses(sheet: Sheet) -> Iterator[_ImageUse]:
 def _mount(flag: Flag) -> dict[str, str]:
     if flag.name != "mount":
         return {}
-    pairs = (part.partition("=") for part in flag.value.split(","))
+    # BuildKit reads a mount as a line of CSV.
+    try:
+        fields = next(csv.reader([flag.value]), [])
+    except csv.Error:
+        return {"from": flag.value}
+    pairs = (part.partition("=") for part in fields)
     return {key.lower(): value for key, _, value in pairs}
 
 
@@ -111,8 +122,9 @@ def _pinned_name(use: _ImageUse) -> str | None:
     return pinned(name) if name.digest else None
 
 
-def _git_url(url: str) -> bool:
-    """Whether ADD takes `url` for a git repository. Source: moby/buildkit, util/gitutil, read 2026-12-01."""
+def _git_url(given: str) -> bool:
+    """Whether ADD takes `given` for a git repository. Source: moby/buildkit, util/gitutil, read 2026-12-01."""
+    url = given.lower()
     bare = re.split("[#?]", url, maxsplit=1)[0]
     if url.startswith(("git://", "ssh://", "git@", "github.com/")):
         return True
@@ -146,7 +158,7 @@ def _add_checksum(sheet: Sheet) -> Iterator[Finding]:
         place = step.instruction.at(step.instruction.joined.find(text))
         if resolved is None:
             yield Finding(place, text)
-        elif resolved.startswith(("http://", "https://")) and not _git_url(resolved):
+        elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", resolved) and not _git_url(resolved):
             flag = step.instruction.flag("checksum")
             checksum = (step.value(flag.value) or "") if flag else ""
             if (
@@ -215,9 +227,10 @@ def _root(sheet: Sheet) -> Iterator[Finding]:
     while stage:
         for step in reversed(stage.steps):
             if step.instruction.keyword == "USER":
-                user = step.value(step.instruction.text)
-                name = (user or "").partition(":")[0].strip()
-                if not name or name == "root" or re.fullmatch(r"0+", name):
+                # A name says nothing: any may stand for uid 0 in /etc/passwd, and `+0` and `00` are 0 as well.
+                user = step.value(step.instruction.text) or ""
+                uid, colon, group = user.partition(":")
+                if not plain_uid(uid) or (colon and not re.fullmatch(r"0|[1-9][0-9]{0,9}", group)):
                     yield Finding(step.instruction.place, f"USER {step.instruction.text}")
                 return
         stage = stage.parent
@@ -348,9 +361,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "user-root",
         _root,
-        "the image runs as root",
-        "an engine needs no rights over its host",
-        "end the final stage with USER and a uid above 0",
+        "the image runs as root, or as a user that is not told by number",
+        "an engine needs no rights over its host, and any name may be one for uid 0",
+        "end the final stage with USER and a plain uid above 0, as `USER 65532`",
     ),
     Rule(
         "epoch-missing",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from slipway.images.allowed import AllowedInputs
-from slipway.images.dockerfile_reader import Dockerfile, Fault, Instruction, Place, substituted
-from slipway.images.shell_words import SHELLS, Command, commands, exec_form, words
+from slipway.images.dockerfile_reader import Dockerfile, Fault, Instruction, Place
+from slipway.images.dockerfile_words import Unclear, split, substituted
+from slipway.images.shell_words import SHELLS, Command, commands, exec_form
 
 AUTOMATIC_ARGS = frozenset(
     f"{where}{what}" for where in ("TARGET", "BUILD") for what in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")
@@ -86,6 +88,8 @@ def sheet(dockerfile: Dockerfile, allowed: AllowedInputs) -> Sheet:
     stages: list[Stage] = []
     groups: list[list[Instruction]] = [[]]
     for instruction in dockerfile.instructions:
+        if instruction.keyword in {"ARG", "ENV"}:
+            faults += _unclear(instruction)
         if instruction.keyword == "FROM":
             groups.append([])
         groups[-1].append(instruction)
@@ -103,11 +107,33 @@ def sheet(dockerfile: Dockerfile, allowed: AllowedInputs) -> Sheet:
     return Sheet(dockerfile, allowed, tuple(before), tuple(stages), runs, tuple(faults))
 
 
-def declared(instruction: Instruction) -> Iterator[tuple[str, str | None, int]]:
-    """The names that an ARG declares: name, default as written or None, offset in the joined line."""
-    for word in words(instruction.joined[instruction.start :]):
-        name, equals, default = word.text.partition("=")
-        yield name, default if equals else None, instruction.start + word.offset
+def declared(instruction: Instruction) -> list[tuple[str, str | None, int]]:
+    """The names that an ARG or ENV declares: name, value as written or None, offset in the joined line; none when unclear."""
+    try:
+        found = split(instruction.joined[instruction.start :])
+    except Unclear:
+        return []
+    names = [(word.partition("="), offset) for word, offset in found]
+    return [
+        # A name made of variables stays as it is written, for the linter to refuse.
+        (
+            (substituted(name, {}) or name) if "$" not in name else name,
+            default if equals else None,
+            instruction.start + offset,
+        )
+        for (name, equals, default), offset in names
+    ]
+
+
+def _unclear(instruction: Instruction) -> Iterator[Fault]:
+    """A declaration that cannot be split, or a name that is made of variables."""
+    names = declared(instruction)
+    legacy = instruction.keyword == "ENV" and "=" not in instruction.text.split(" ")[0]
+    for name, _, offset in names[:1] if legacy else names:
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*", name, re.ASCII):
+            yield Fault(instruction.at(offset), f"the name {name[:40]}")
+    if not names:
+        yield Fault(instruction.place, f"the names of this {instruction.keyword}")
 
 
 def _stage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO
+from urllib.parse import unquote_to_bytes
 
 from slipway.errors import CheckFailed
 from slipway.images import layers
@@ -19,6 +21,14 @@ from slipway.images.oci_archive import Archive
 _CHUNK_BYTES = 1 << 20
 _SHORTEST = 16
 """Bytes of a secret's part that is searched for; a shorter one would be found anywhere by chance."""
+_SHORTEST_PASSWORD = 6
+"""The same for what is known to be a password."""
+_URL_WITH_USER = re.compile(
+    rb"""(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?P<told>[^\s"'<>/?#]+)@(?P<host>[^\s"'<>/?#@]+)[^\s"'<>]*"""
+)
+_NAMED_PASSWORD = re.compile(
+    rb"(?im)(?:\bpassword[ \t]+|^[ \t]*[\w.:/-]*(?:passw(?:or)?d|token|secret|api[_-]?key|_auth)[ \t]*[=:][ \t]*)(?P<value>\S+)"
+)
 _PUBLIC = {b"https://pypi.org/simple", b"https://pypi.org/simple/"}
 """What a pip.conf may say without telling anything, and what pip itself says."""
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
@@ -26,6 +36,8 @@ _LIMIT = 20
 _BUNDLE = 10
 """A file with more certificates than this is a system's bundle, not somebody's own."""
 _HEADER_BYTES = 16
+_ACCOUNTS = "etc/passwd"
+_USER = re.compile(r"(?P<user>[1-9][0-9]*|[A-Za-z_][A-Za-z0-9_.-]*)(?::(?:0|[1-9][0-9]{0,9}))?")
 
 
 @dataclass(frozen=True)
@@ -75,16 +87,17 @@ def inspect(image: Archive, secrets: Mapping[str, bytes], base_layers: int = 0) 
     """
     patterns = {name: secret_patterns(value) for name, value in secrets.items()}
     found = list(_told(image, patterns))
-    tree = _Tree()
+    tree, accounts = _Tree(), _Accounts()
     for index in range(len(image.layers)):
         tree.next_layer()
         sought = patterns if index >= base_layers else {}
         for entry, content in layers.entries(image, index):
-            head, names = _searched(content, sought) if content is not None else (b"", set())
+            read = accounts.add(entry, content)
+            head, names = _searched(read, sought) if read is not None else (b"", set())
             tree.add(entry, head)
             names |= _holding(f"{entry.name}\0{entry.link}".encode(errors="surrogateescape"), sought)
             found += [Leak(name, f"layer {index}: {entry.name}") for name in sorted(names)]
-    return ImageState(tree.state(), tuple(found), runs_as_root(image))
+    return ImageState(tree.state(), tuple(found), runs_as_root(image, accounts.text))
 
 
 def refuse(place: str, state: ImageState) -> None:
@@ -108,17 +121,37 @@ def refuse(place: str, state: ImageState) -> None:
         )
 
 
-def runs_as_root(image: Archive) -> bool:
-    """Whether a container of the image runs as root: by name, by number, or for want of a USER."""
-    name = str(image.process.get("User") or "").partition(":")[0].strip()
-    return name in {"", "root"} or (name.isdigit() and int(name) == 0)
+def runs_as_root(image: Archive, accounts: bytes | None = None) -> bool:
+    """Whether a container of the image may run as root; `accounts` is the image's /etc/passwd, None without one.
+
+    Only a plain decimal uid above 0, or a name that /etc/passwd gives such a uid and nothing else, does not: runtimes read
+    `+0`, `00` and numbers past 32 bits as 0, and any name may be one more for uid 0. A group is a plain number.
+    """
+    user = image.process.get("User")
+    match = _USER.fullmatch(user) if isinstance(user, str) else None
+    if match is None:
+        return True
+    uids = [match["user"]] if match["user"].isdigit() else _uids(match["user"], accounts or b"")
+    return not uids or not all(plain_uid(uid) for uid in uids)
+
+
+def plain_uid(text: str) -> bool:
+    """Whether `text` is a uid above 0 that every runtime reads alike: decimal, no sign, no leading 0, at most 31 bits."""
+    return bool(re.fullmatch(r"[1-9][0-9]{0,9}", text)) and int(text) < 1 << 31
+
+
+def _uids(name: str, accounts: bytes) -> list[str]:
+    """Every uid that /etc/passwd gives `name`; runtimes differ in which of two lines they take."""
+    lines = [line.split(":") for line in accounts.decode(errors="replace").splitlines()]
+    return [(fields[2] if len(fields) > 2 else "") for fields in lines if fields[0].strip() == name]
 
 
 def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
     """The bytes whose presence means that the file `secret` leaked: all of it, and each part that is secret by itself.
 
-    Those are the lines of private keys, certificates unless the file is a bundle (the public ones of a system's bundle
-    rightly stand in many images), and otherwise values of some length after a `=`, or lines without one.
+    Those are URLs with a user, what they say before the host, and their password; other passwords that are stated as such; the
+    lines of private keys; certificates unless the file is a bundle (the public ones of a system's bundle rightly stand in many
+    images); and otherwise values of some length after a `=`, or lines without one.
     """
     whole = secret.strip()
     found = {whole}
@@ -130,7 +163,28 @@ def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
         lines = [line.strip() for line in whole.splitlines()]
         values = {line.partition(b"=")[2].strip() or line for line in lines if not line.startswith((b"#", b";", b"["))}
         found |= values - _PUBLIC
-    return tuple(sorted(pattern for pattern in found if len(pattern) >= _SHORTEST))
+    long = {pattern for pattern in found if len(pattern) >= _SHORTEST}
+    return tuple(sorted(long | set(_credentials(whole))))
+
+
+def _credentials(text: bytes) -> Iterator[bytes]:
+    """What in `text` lets somebody in: URLs that name a user, each part of them, and passwords as .netrc and pip.conf state them."""
+    for url in _URL_WITH_USER.finditer(text):
+        told, host = url["told"], url["host"]
+        name, _, password = told.partition(b":")
+        # A bare user name is a token, or public: with its host it is not found by chance.
+        yield from _long_enough(url[0], _SHORTEST_PASSWORD)
+        yield from _long_enough(told + b"@" + host, _SHORTEST_PASSWORD)
+        yield from _long_enough(told, _SHORTEST if not password else _SHORTEST_PASSWORD)
+        yield from _long_enough(password, _SHORTEST_PASSWORD)
+        yield from _long_enough(name, _SHORTEST)
+    for named in _NAMED_PASSWORD.finditer(text):
+        yield from _long_enough(named["value"].strip(b"\"'"), _SHORTEST_PASSWORD)
+
+
+def _long_enough(part: bytes, shortest: int) -> Iterator[bytes]:
+    """`part` as it stands and with its %xx read, where that is `shortest` bytes or more."""
+    yield from {found for found in (part, unquote_to_bytes(part)) if len(found) >= shortest}
 
 
 def _told(image: Archive, patterns: Mapping[str, tuple[bytes, ...]]) -> Iterator[Leak]:
@@ -167,6 +221,23 @@ def _searched(content: IO[bytes], patterns: Mapping[str, tuple[bytes, ...]]) -> 
         rest = rest[-overlap:] + chunk if overlap else chunk
         found |= _holding(rest, patterns)
     return head[:_HEADER_BYTES], found
+
+
+@dataclass
+class _Accounts:
+    """The image's /etc/passwd as the layers add up: its bytes, None where there is none that can be read here."""
+
+    text: bytes | None = None
+
+    def add(self, entry: Entry, content: IO[bytes] | None) -> IO[bytes] | None:
+        """Take the file in, or forget it where `entry` deletes or replaces it or its folder; the content, to be read on."""
+        if entry.name == _ACCOUNTS and content is not None and entry.size_bytes <= _CHUNK_BYTES:
+            self.text = content.read()
+            return io.BytesIO(self.text)
+        gone = entry.name in {_ACCOUNTS, "etc/.wh.passwd", ".wh.etc", "etc/.wh..wh..opq", ".wh..wh..opq"}
+        if gone or (entry.name == "etc" and entry.kind != "folder"):
+            self.text = None
+        return content
 
 
 @dataclass

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.errors import LockDrift, from_os_error
+from slipway.errors import LockDrift, UsageError, from_os_error
 from slipway.images import debs, git_locked, git_source, lock, source_policy, spec
 from slipway.images.allowed import AllowedInputs
 from slipway.images.builders import BuildRequest, Compression
 from slipway.images.context import Context, pack
-from slipway.images.dockerfile import require_locked
+from slipway.images.dockerfile import declared_arguments, require_locked
 from slipway.images.image_name import Mirrors, parse
 from slipway.images.lock import ImageLock
 from slipway.images.spec import Variant
@@ -54,6 +54,16 @@ class Place:
         return self.root / ".slipway" / "images" / f"{self.engine}.{self.variant}.tar"
 
     @property
+    def work(self) -> Path:
+        """Where builds make what is not checked yet, each in a folder of its own."""
+        return self.archive.parent / ".building"  # on the disk that the archive will be on
+
+    @property
+    def turn(self) -> Path:
+        """The file that whoever writes the lock holds the while, so that no writer undoes another's."""
+        return self.root / ".slipway" / "locks" / f"image.{self.engine}.{self.variant}"
+
+    @property
     def sources(self) -> Path:
         """Where git repositories and source archives are kept."""
         return self.root / ".slipway" / "sources"
@@ -79,12 +89,21 @@ class Settings:
 
 
 def dockerfile_text(place: Place, variant: Variant) -> str:
-    """The Dockerfile's text. Raises: MissingFile, DiskFailure."""
+    """The Dockerfile's text, its line ends kept. Raises: UsageError when it is no UTF-8 text; MissingFile, DiskFailure."""
     path = place.folder / variant.dockerfile
     try:
-        return path.read_text()
+        # As bytes: reading text would turn a bare carriage return, which ends no line for Docker, into a line's end.
+        text = path.read_bytes().decode()
+    except IsADirectoryError as error:
+        raise UsageError(path, "is a folder", "a Dockerfile is a file", "name the file in image.yaml") from error
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} cannot be read"
+        raise UsageError(path, "is not UTF-8", why, "save it as UTF-8") from error
     except OSError as error:
         raise from_os_error(error, path, "reading the Dockerfile") from error
+    if "\0" in text:
+        raise UsageError(path, "holds a NUL byte", "a Dockerfile is text", "remove it")
+    return text
 
 
 def sha256(data: bytes) -> str:
@@ -159,6 +178,7 @@ def request(place: Place, made: ImageLock, settings: Settings, *, archive: Path,
     inputs = allowed(made, settings.mirrors)
     require_locked(text, inputs, str(place.folder / variant.dockerfile))
     _same(place, place.folder / variant.dockerfile, sha256(text.encode()), made.dockerfile_sha256)
+    declared = declared_arguments(text)
     context = packed(place, variant, generated(place, made), made.epoch)
     _same(place, "the build context", context.sha256, made.context_sha256)
     return BuildRequest(
@@ -169,9 +189,7 @@ def request(place: Place, made: ImageLock, settings: Settings, *, archive: Path,
         dockerfile=f"images/{place.engine}/{variant.dockerfile}",
         platform=made.platform,
         build_args={
-            name: value
-            for name, value in inputs.build_args.items()
-            if name != "SOURCE_DATE_EPOCH" and re.search(rf"^ARG {name}\b", text, re.MULTILINE)
+            name: value for name, value in inputs.build_args.items() if name != "SOURCE_DATE_EPOCH" and name in declared
         },
         labels=labels(made),
         secrets=settings.secrets,

@@ -157,6 +157,14 @@ def choose(manifest: Manifest, platform: str, place: object) -> Descriptor:
     raise MissingFile(place, f"has no image for {platform}", f"it has: {have}", "choose one of these platforms")
 
 
+def platform_in(config: bytes) -> str:
+    """The platform that an image config names, as `linux/amd64`; empty where it names none."""
+    try:
+        return _platform(json.loads(config))
+    except (ValueError, RecursionError):
+        return ""
+
+
 def proved(
     chunks: Iterable[bytes], descriptor: Descriptor, place: object, before: Iterable[bytes] = ()
 ) -> Iterator[bytes]:

@@ -68,14 +68,11 @@ def commands(script: str) -> list[Command]:
     return list(_commands(script, 0, None, "", 0))
 
 
-def words(text: str) -> list[Word]:
-    """The words of `text` up to the first operator, assignments and all; for instructions that only list words."""
-    found: list[Word] = []
-    for kind, _, word in _tokens(text):
-        if kind == "operator":
-            break
-        found.append(word)
-    return found
+def heredocs(script: str) -> list[tuple[str, str]]:
+    """The heredocs of `script` as the shell sees them: `<<` or `<<-`, and the name without quotes."""
+    return [
+        (value, word.text) for kind, value, word in _tokens(script) if kind == "redirect" and value in {"<<", "<<-"}
+    ]
 
 
 def exec_form(argv: tuple[str, ...]) -> list[Command]:
@@ -258,20 +255,25 @@ def _inside_braces(script: str, start: int, end: int) -> Iterator[tuple[str, int
 
 def _closing(script: str, at: int, close: str) -> int:
     """Where the bracket that was opened before `at` is closed; the end of the script when it is not."""
-    opening = {")": "(", "}": "{"}[close]
-    depth = 1
+    open_ones = [close]
     while at < len(script):
-        char = script[at]
-        if char == "\\":
+        char, opens, top = script[at], script[at : at + 2], open_ones[-1]
+        if char == "\\" or opens in {"$(", "${"}:
+            open_ones += {"$(": [")"], "${": ["}"]}.get(opens, [])
             at += 1
-        elif char == "'":
+        elif char == "'" and top != '"':
             end = script.find("'", at + 1)
             at = end if end > 0 else at
-        elif char == opening:
-            depth += 1
-        elif char == close:
-            depth -= 1
-            if not depth:
+        elif char == top:
+            open_ones.pop()
+            if not open_ones:
                 return at
+        elif char == '"':
+            open_ones.append(char)
+        elif char == "#" and top == ")" and script[at - 1] in _META:
+            end = script.find("\n", at)
+            at = end if end > 0 else len(script)
+        elif (char, top) in {("(", ")"), ("{", "}")}:
+            open_ones.append(top)
         at += 1
     return len(script)

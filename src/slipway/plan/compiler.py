@@ -23,6 +23,8 @@ from slipway.recipe import Checkpoint, Recipe
 from slipway.rules.rule import BLACKWELL
 
 ENGINE_COMMANDS = {"vllm": vllm.command, "sglang": sglang.command, "reference": reference.command}
+ROUTER_COMMANDS = {"reference": reference.router_command}
+"""Engines whose router is their own; the others have SGLang's."""
 
 
 Schemas = Mapping[str, Mapping[str, FlagSchema]]
@@ -96,11 +98,11 @@ def _what_runs(process: Process) -> dict[str, Any]:
 
 
 def _schema(recipe: Recipe, role_name: str, schemas: Schemas) -> FlagSchema | None:
-    """What the role's program takes; None for the reference engine, whose parser is this checkout's own."""
+    """What the role's program takes; None for the reference engine and its router, whose parsers are this checkout's own."""
+    if recipe.engine == "reference":
+        return None
     if role_name == "router":
         engine, version = router.ENGINE, router.VERSION
-    elif recipe.engine == "reference":
-        return None
     else:
         engine, version = recipe.engine, recipe.engine_version
     known = schemas.get(engine, {})
@@ -254,7 +256,8 @@ def _command(recipe: Recipe, item: Placed, models: str, placed: tuple[Placed, ..
             for other in _workers(item, placed)
         ),
     )
-    build = router.command if item.role.name == "router" else ENGINE_COMMANDS[recipe.engine]
+    engine = recipe.engine
+    build = ROUTER_COMMANDS.get(engine, router.command) if item.role.name == "router" else ENGINE_COMMANDS[engine]
     return build(recipe, item.role, launch)
 
 

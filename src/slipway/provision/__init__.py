@@ -1,4 +1,4 @@
-"""`invoke up`, `invoke down` and `invoke orphans`: a stack's resources through the Pulumi CLI, as resumable steps.
+"""`invoke up`, `down`, `orphans` and `inventory`: a stack's resources through the Pulumi CLI, as resumable steps.
 
 The CLI runs as a subprocess and reports events as JSON; this library never imports Pulumi (decision 004).
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from slipway import stacks, steps
-from slipway.cloud import hosts
+from slipway import preview, stacks, steps
+from slipway.cloud import hosts, settings
 from slipway.errors import UsageError
+from slipway.host_setup import remote
 from slipway.progress import Progress
 from slipway.provision import backend as backends
 from slipway.provision import interrupted, leftovers, locks, pulumi_cli, state
 from slipway.provision.account import Account
 from slipway.provision.backend import Backend
+from slipway.provision.kinds import Found
 from slipway.provision.leftovers import Orphans
 from slipway.provision.pulumi_cli import Cli, Outcome
 from slipway.stacks import Checkout
@@ -54,8 +57,14 @@ class Provisioned:
 def up(checkout: Checkout, stack: str, *, confirm: Confirm | None, progress: Progress) -> Provisioned:
     """The stack's resources as its file says, and its inventory saved; `confirm` None means that the user said yes beforehand.
 
-    Raises: MissingFile without the CLI, UsageError, AuthFailure, NetworkFailure, CheckFailed in the words of `failures`.
+    Raises: PlanRefused when recipe and hosts do not belong together, MissingFile without the CLI; UsageError, AuthFailure,
+        NetworkFailure, CheckFailed in the words of `failures`.
     """
+    # The program says the same, but a minute later and through two other programs.
+    config = stacks.config(checkout, stack)
+    preview.refuse_wrong_combination(checkout, stack, config)
+    there_already = [] if config.aws else stacks.hosts(checkout, stack, config).nodes
+    settings.refuse_placeholders(config, there_already, stack)
     return _Run(checkout, stack, confirm, progress).up()
 
 
@@ -67,14 +76,34 @@ def down(checkout: Checkout, stack: str, *, confirm: Confirm | None, progress: P
     return _Run(checkout, stack, confirm, progress).down()
 
 
-def orphans(checkout: Checkout, stack: str, *, delete: bool, confirm: Confirm | None, progress: Progress) -> Orphans:
-    """What carries the stack's tag in AWS and is in no state; with `delete`, removed after a yes.
+@dataclass(frozen=True)
+class Removal:
+    """What `orphans` does beyond listing: `delete` removes after a yes, `strangers` counts what another state made in."""
+
+    delete: bool = False
+    strangers: bool = False
+
+
+def orphans(
+    checkout: Checkout, stack: str, *, removal: Removal, confirm: Confirm | None, progress: Progress
+) -> Orphans:
+    """What carries the stack's tag in AWS and is in no state; removed after a yes where `removal` says so.
 
     Raises: as `up`.
     """
-    run = _Run(checkout, stack, confirm, progress)
-    run.open()
-    return run.orphans(delete=delete)
+    return _Run(checkout, stack, confirm, progress).orphans(removal)
+
+
+def save_inventory(checkout: Checkout, stack: str, progress: Progress) -> Path:
+    """The file that holds the stack's inventory: the hand-kept one, or one saved now, for AWS from Pulumi's outputs.
+
+    Raises: as `up`; UsageError before the first `up`.
+    """
+    config = stacks.config(checkout, stack)
+    by_hand = checkout.stacks / "inventory" / f"{stack}.yaml"
+    if config.aws is None or by_hand.is_file():
+        return stacks.save_inventory(checkout, stacks.read(checkout, stack))
+    return _Run(checkout, stack, None, progress).save_inventory()
 
 
 class _Run:
@@ -91,39 +120,59 @@ class _Run:
         self._orphans: Orphans | None = None
 
     def up(self) -> Provisioned:
-        todo = [*self._opening(), Step("resources", {}, lambda: self._operate("up")), *self._closing()]
+        first = [] if self._config.aws or self._config.hosts else [Step("hosts", {}, self._reach_hosts)]
+        todo = [
+            *first,
+            *self._opening(),
+            Step("resources", {}, lambda: self._operate("up")),
+            *self._closing(),
+        ]
         if not self._config.hosts:
-            todo.append(Step("inventory", {}, self._save_inventory))
+            todo.append(Step("inventory", {}, self._write_inventory))
         return self._done(todo)
 
     def down(self) -> Provisioned:
         todo = [*self._opening(), Step("resources", {}, lambda: self._operate("destroy")), *self._closing()]
         return self._done(todo)
 
-    def open(self) -> None:
-        """Everything before the first change: the state, the account, and what a run that died has left."""
-        for _ in steps.run(self._opening(), self._folder, self._progress):
-            pass
-
-    def orphans(self, *, delete: bool) -> Orphans:
+    def orphans(self, removal: Removal) -> Orphans:
         account = self._account()
         if account is None:
             why = "its hosts are reached by SSH; nothing of it is in a cloud"
             raise UsageError(f"stack {self._stack}", "has no cloud resources", why, "choose a stack with slipway:aws")
-        recorded = self._cli.json("stack", "export", "--stack", self._stack)
-        prices = self._checkout.stacks / "data"
-        found, things = leftovers.find(self._stack, account, state.ids(recorded), prices)
-        if not (delete and things):
-            return found
-        self._ask(f"{found.text()}remove all of them from AWS?")
-        return found.model_copy(update={"removed": leftovers.remove(things, account, self._progress)})
+        with locks.alone(self._folder, self._stack):
+            for _ in steps.run(self._opening(), self._folder, self._progress):
+                pass  # what a run that died has left is taken in before anything counts as left behind
+            found, things = self._leftovers(account, None if removal.strangers else self._owner)
+            if not (removal.delete and things):
+                return found
+            self._ask(f"{found.text()}remove {len(things)} from AWS?")
+            return found.model_copy(update={"removed": leftovers.remove(things, account, self._progress)})
+
+    def save_inventory(self) -> Path:
+        """The file that holds the inventory of Pulumi's outputs now; what a person wrote into an earlier one is kept."""
+        said = self._cli.json("stack", "output", "--json", "--stack", self._stack)
+        new = hosts.from_outputs(self._stack, said)
+        known = stacks.saved_inventory(self._checkout, self._stack, self._progress)
+        inventory = hosts.with_known_devices(new, known)
+        return stacks.save_inventory(self._checkout, stacks.Stack(self._stack, self._config.recipe, inventory))
 
     @property
-    def _folder(self) -> Any:
+    def _folder(self) -> Path:
         return self._checkout.state / "provision" / self._stack
 
+    @property
+    def _owner(self) -> str | None:
+        """Read when it is asked for: the first step of the first run writes it."""
+        return stacks.owner(self._checkout, self._stack)
+
+    def _leftovers(self, account: Account, owner: str | None) -> tuple[Orphans, tuple[Found, ...]]:
+        recorded = self._cli.json("stack", "export", "--stack", self._stack)
+        return leftovers.find(self._stack, account, state.ids(recorded), owner, self._checkout.stacks / "data")
+
     def _done(self, todo: list[Step]) -> Provisioned:
-        results = tuple(steps.run(todo, self._folder, self._progress))
+        with locks.alone(self._folder, self._stack):
+            results = tuple(steps.run(todo, self._folder, self._progress))
         return Provisioned(self._stack, results, self._outcome.changes, self._orphans)
 
     def _opening(self) -> list[Step]:
@@ -137,6 +186,7 @@ class _Run:
         return [Step("orphans", {}, self._look_for_orphans)] if self._config.aws else []
 
     def _open_state(self) -> Done:
+        backends.refuse_full_disk(self._backend)
         self._released = interrupted.release(self._backend, self._stack, self._progress)
         self._cli.text("stack", "select", "--create", "--stack", self._stack)
         backends.remember(self._checkout.state, self._stack, self._backend)
@@ -148,7 +198,10 @@ class _Run:
         return Done(proved=f"AWS as {account.identity()} in {account.region}", evidence={})
 
     def _mend(self) -> Done:
-        found = interrupted.mend(self._cli, self._stack, self._required_account, self._progress)
+        if self._backend.folder:
+            # Once more: a run from another checkout may have begun since, and what it has pending is no leftover.
+            locks.refuse_living(self._stack, locks.in_folder(self._backend.folder, self._stack))
+        found = interrupted.mend(self._cli, self._stack, self._required_account, self._owner, self._progress)
         return Done(proved=str(replace(found, locks=self._released)), evidence={})
 
     def _operate(self, verb: str) -> Done:
@@ -184,18 +237,25 @@ class _Run:
         return self._cli.run(words, self._progress)
 
     def _look_for_orphans(self) -> Done:
-        found = self.orphans(delete=False)
+        account = self._account()
+        assert account is not None
+        found, _ = self._leftovers(account, self._owner)
         self._orphans = found
         count = len(found.orphans)
         return Done(
             proved=f"{count} in AWS and in no state" if count else "nothing in AWS that the state lacks", evidence={}
         )
 
-    def _save_inventory(self) -> Done:
-        said = self._cli.json("stack", "output", "--json", "--stack", self._stack)
-        inventory = hosts.from_outputs(self._stack, said)
-        path = stacks.save_inventory(self._checkout, stacks.Stack(self._stack, self._config.recipe, inventory))
+    def _write_inventory(self) -> Done:
+        path = self.save_inventory()
         return Done(proved=f"saved {path.relative_to(self._checkout.root)}", evidence={})
+
+    def _reach_hosts(self) -> Done:
+        nodes = stacks.read(self._checkout, self._stack).inventory.nodes
+        for node in nodes:
+            remote.reach(node)
+        far = [node.name for node in nodes if node.ssh]
+        return Done(proved=f"{', '.join(far)} answered over ssh" if far else "the host is this machine", evidence={})
 
     def _account(self) -> Account | None:
         return Account(str(self._config.region)) if self._config.aws else None

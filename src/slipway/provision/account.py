@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import boto3
@@ -18,9 +19,12 @@ from botocore.parsers import ResponseParserError
 
 from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
 from slipway.provision import failures, kinds
-from slipway.provision.kinds import EC2, NAME_TAG, STACK_TAG, Found
+from slipway.provision.kinds import EC2, NAME_TAG, OWNER_TAG, STACK_TAG, Found
 
 GONE = ("terminated", "shutting-down", "deleted", "deleting", "cancelled", "expired")
+
+CLIENT = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 5})
+"""An endpoint that swallows packets is given up after half a minute, not after five."""
 
 
 class Account:
@@ -85,7 +89,7 @@ class Account:
         self._said(lambda: _REMOVE[thing.type](self._client, thing), absent="NotFound|NoSuch|Unknown|does not exist")
 
     def _new_client(self, service: str) -> Any:
-        return self._session.client(service, config=Config(retries={"mode": "standard", "total_max_attempts": 5}))
+        return self._session.client(service, config=CLIENT)
 
     def _said(self, ask: Callable[[], Any], absent: str = "") -> Any:
         try:
@@ -102,7 +106,7 @@ class Account:
         except (BotoCoreError, ResponseParserError) as error:
             remedy = "check the network and AWS_ENDPOINT_URL, then run the same command again"
             raise NetworkFailure(
-                "AWS", f"did not answer ({error})", "nothing was changed by this call", remedy
+                "AWS", f"did not answer ({' '.join(str(error).split())})", "nothing was changed by this call", remedy
             ) from error
 
     @staticmethod
@@ -111,32 +115,27 @@ class Account:
 
     def _ec2(self, stack: str) -> Iterator[Found]:
         names = self._ec2_names(stack)
-        by_kind: dict[str, list[str]] = {}
-        for identity, (kind, _) in names.items():
-            by_kind.setdefault(kind, []).append(identity)
-        hosts = {one["InstanceId"]: one for one in self._living_instances(by_kind.get("instance", []))}
-        for identity, (kind, name) in names.items():
+        instances = [identity for identity, (kind, _) in names.items() if kind == "instance"]
+        hosts = {one["InstanceId"]: one for one in self._living_instances(instances)}
+        for identity, (kind, said) in names.items():
+            name = said.get(NAME_TAG, "")
             if kind == "instance":
-                if identity in hosts:
-                    yield _instance(hosts[identity], name)
-            elif kind in _LOOK:
-                yield from self._looked_at(kind, identity, name)
+                found = [_instance(hosts[identity], name)] if identity in hosts else []
+            else:
+                found = self._looked_at(kind, identity, name) if kind in _LOOK else []
+            yield from (replace(one, owner=said.get(OWNER_TAG)) for one in found)
 
-    def _ec2_names(self, stack: str) -> dict[str, tuple[str, str]]:
-        """Kind and logical name of every EC2 resource of `stack`, by id."""
+    def _ec2_names(self, stack: str) -> dict[str, tuple[str, dict[str, str]]]:
+        """Kind and tags of every EC2 resource of `stack`, by id."""
         pages = self._client("ec2").get_paginator("describe_tags")
-        filters = [{"Name": "key", "Values": [STACK_TAG, NAME_TAG]}]
+        filters = [{"Name": "key", "Values": [STACK_TAG, NAME_TAG, OWNER_TAG]}]
         tags: dict[str, dict[str, str]] = {}
         kind: dict[str, str] = {}
         for page in pages.paginate(Filters=filters):
             for tag in page["Tags"]:
                 tags.setdefault(tag["ResourceId"], {})[tag["Key"]] = tag["Value"]
                 kind[tag["ResourceId"]] = tag["ResourceType"]
-        return {
-            identity: (kind[identity], said.get(NAME_TAG, ""))
-            for identity, said in tags.items()
-            if said.get(STACK_TAG) == stack
-        }
+        return {identity: (kind[identity], said) for identity, said in tags.items() if said.get(STACK_TAG) == stack}
 
     def _living_instances(self, identities: list[str]) -> Iterator[Mapping[str, Any]]:
         # By filter, not by id: an id that EC2 has forgotten would fail the whole call.
@@ -199,7 +198,7 @@ class Account:
 def _ours(tags: list[Mapping[str, str]], stack: str, kind: str, identity: str) -> Iterator[Found]:
     said = {tag["Key"]: tag["Value"] for tag in tags}
     if said.get(STACK_TAG) == stack:
-        yield Found(kind, identity, said.get(NAME_TAG, ""))
+        yield Found(kind, identity, said.get(NAME_TAG, ""), owner=said.get(OWNER_TAG))
 
 
 def _instance(instance: Mapping[str, Any], name: str) -> Found:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.errors import MissingFile, UsageError, from_os_error
+from slipway.errors import DiskFailure, MissingFile, UsageError, from_os_error
 
 PASSPHRASE_VARIABLES = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
 PASSPHRASE_BYTES = 32
+LEAST_FREE_BYTES = 32_000_000
+"""A state of m1-pd is 0.2 MB; Pulumi keeps several copies and a history."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,22 @@ def choose(root: Path, state: Path, stack: str) -> Backend:
     if backend.folder and not asked:
         _make_private(backend.folder)
     return backend
+
+
+def refuse_full_disk(backend: Backend) -> None:
+    """Nothing while the disk of a `file://` backend has room for the state.
+
+    Where it fills up on the way, Pulumi hangs and leaves a state that nobody can read. Seen by filling one.
+
+    Raises: DiskFailure.
+    """
+    if backend.folder is None or not backend.folder.is_dir():
+        return
+    free_bytes = shutil.disk_usage(backend.folder).free
+    if free_bytes < LEAST_FREE_BYTES:
+        problem = f"has {free_bytes / 1e6:.1f} MB free"
+        why = f"the state of a stack needs up to {LEAST_FREE_BYTES / 1e6:.0f} MB, and is lost when the disk fills up on the way"
+        raise DiskFailure(backend.folder, problem, why, "free space, then run the same command again")
 
 
 def remember(state: Path, stack: str, backend: Backend) -> None:
@@ -121,10 +140,15 @@ def _recorded(record: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(
-            record, f"cannot be read ({error})", "it says where each stack's state is", "mend it"
-        ) from error
+        raise _unreadable(record, str(error)) from error
+    if not isinstance(read, dict):
+        raise _unreadable(record, "it is no mapping of stacks to URLs")
     return {str(stack): str(url) for stack, url in read.items()}
+
+
+def _unreadable(record: Path, why: str) -> UsageError:
+    remedy = 'write the URL of each stack\'s state into it, as {"m1-pd": "file:///…"}'
+    return UsageError(record, f"cannot be read ({why})", "it says where each stack's state is", remedy)
 
 
 def _logged_in(root: Path) -> bool:

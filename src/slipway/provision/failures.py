@@ -127,6 +127,13 @@ AWS = (
 PULUMI = (
     # Source: messages of Pulumi 3.274, seen by running it (tests/provision).
     Known(
+        "currently locked by",
+        CheckFailed,
+        "another run holds the stack's lock",
+        "two runs at a time would make hosts twice",
+        "wait for it to end; `invoke up` releases the lock of a run that died",
+    ),
+    Known(
         "incorrect passphrase",
         AuthFailure,
         "wrong passphrase",

@@ -53,17 +53,17 @@ def release(backend: Backend, stack: str, progress: Progress) -> int:
     return len(dead)
 
 
-def mend(cli: Cli, stack: str, account: Callable[[], Account], progress: Progress) -> Mend:
+def mend(cli: Cli, stack: str, account: Callable[[], Account], owner: str | None, progress: Progress) -> Mend:
     """What became of the operations that never ended, so that the next one can go on.
 
-    `account` is called only when something may have been created.
+    `account` is called only when something may have been created; what another state than `owner`'s made is left alone.
 
     Raises: SlipwayError.
     """
     recorded = cli.json("stack", "export", "--stack", stack)
     if not state.pending(recorded):
         return Mend(0, (), ())
-    finder = Finder(stack, account, state.ids(recorded))
+    finder = Finder(stack, account, state.ids(recorded), owner)
     mended = state.mend(recorded, finder)
     cli.text("stack", "import", "--stack", stack, stdin=json.dumps(mended.state))
     adopted = tuple(f"{what.name} ({identity})" for what, identity in mended.adopted)
@@ -75,8 +75,15 @@ def mend(cli: Cli, stack: str, account: Callable[[], Account], progress: Progres
 class Finder:
     """Finds what an interrupted creation left in AWS; called with the pending operation, gives the id or None."""
 
-    def __init__(self, stack: str, account: Callable[[], Account], known: Collection[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        stack: str,
+        account: Callable[[], Account],
+        known: Collection[tuple[str, str]],
+        owner: str | None = None,
+    ) -> None:
         self._stack = stack
+        self._owner = owner
         self._account_of = account
         self._known = known
         self._account: Account | None = None
@@ -96,6 +103,7 @@ class Finder:
                 and found.name == what.name
                 and key not in self._known
                 and key not in self._taken
+                and not found.stranger_to(self._owner)
             ):
                 self._taken.add(key)
                 if what.type in kinds.REMADE:

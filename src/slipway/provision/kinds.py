@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 STACK_TAG = "slipway:stack"
 NAME_TAG = "slipway:resource"
+OWNER_TAG = "slipway:owner"
 
 EC2 = {
     # EC2's own word for a kind (DescribeTags) -> Pulumi's type
@@ -85,7 +86,7 @@ ORDER_OF_REMOVAL = (
 
 @dataclass(frozen=True)
 class Found:
-    """A thing in AWS that carries a stack's tag; `id` is what Pulumi's state calls it."""
+    """A thing in AWS that carries a stack's tag; `id` is what Pulumi's state calls it, `owner` tells whose state made it."""
 
     type: str
     id: str
@@ -93,6 +94,11 @@ class Found:
     detail: str = ""
     price_item: str | None = None
     quantity: int = 1
+    owner: str | None = None
+
+    def stranger_to(self, owner: str | None) -> bool:
+        """Whether another state of the same name made it; unknown counts as ours."""
+        return self.owner is not None and owner is not None and self.owner != owner
 
     @property
     def kind(self) -> str:

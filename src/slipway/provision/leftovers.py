@@ -30,10 +30,14 @@ class Orphan(Document):
     name: str
     detail: str
     hourly: float | None
+    owner: str | None = None
 
 
 class Orphans(Document):
-    """All of a stack's orphans, and what they cost per hour as far as it is known."""
+    """All of a stack's orphans, and what they cost per hour as far as it is known.
+
+    `strangers` carry the stack's name and another state's owner: somebody else's, or left by a state that was lost.
+    """
 
     stack: str
     orphans: tuple[Orphan, ...]
@@ -42,23 +46,28 @@ class Orphans(Document):
     currency: str
     prices_of: str
     removed: tuple[str, ...] = ()
+    strangers: tuple[Orphan, ...] = ()
 
     def text(self) -> str:
         """The list for people."""
-        if not self.orphans:
-            return f"{self.stack}: everything that carries its tag is in its state\n"
-        lines = [f"{self.stack}: {len(self.orphans)} in AWS and in no state"]
-        for one in self.orphans:
-            detail = f", {one.detail}" if one.detail else ""
-            lines.append(
-                f"  {one.type.rpartition(':')[2]} {one.id} ({one.name or 'no name'}{detail}): {self._price(one)}"
-            )
-        lines.append(f"  together {self.known_hourly:.2f} {self.currency} an hour (prices of {self.prices_of})")
-        if self.unknown_prices:
-            lines[-1] += f", and {len(self.unknown_prices)} of unknown price"
+        lines = [f"{self.stack}: everything that carries its tag is in its state"]
+        if self.orphans:
+            lines = [f"{self.stack}: {len(self.orphans)} in AWS and in no state", *map(self._line, self.orphans)]
+            lines.append(f"  together {self.known_hourly:.2f} {self.currency} an hour (prices of {self.prices_of})")
+            if self.unknown_prices:
+                lines[-1] += f", and {len(self.unknown_prices)} of unknown price"
+        if self.strangers:
+            lines.append(f"{len(self.strangers)} made by another state that is called {self.stack} too, left alone")
+            lines += map(self._line, self.strangers)
+            lines.append("  yours from a state that is lost? `--strangers` counts them in")
         if self.removed:
             lines.append(f"removed {', '.join(self.removed)}")
         return "\n".join(lines) + "\n"
+
+    def _line(self, one: Orphan) -> str:
+        detail = f", {one.detail}" if one.detail else ""
+        whose = f", owner {one.owner}" if one in self.strangers else ""
+        return f"  {one.type.rpartition(':')[2]} {one.id} ({one.name or 'no name'}{detail}{whose}): {self._price(one)}"
 
     def _price(self, one: Orphan) -> str:
         if one.hourly is None:
@@ -67,13 +76,16 @@ class Orphans(Document):
 
 
 def find(
-    stack: str, account: Account, known: Collection[tuple[str, str]], prices: Path
+    stack: str, account: Account, known: Collection[tuple[str, str]], owner: str | None, prices: Path
 ) -> tuple[Orphans, tuple[Found, ...]]:
     """The orphans of `stack`: tagged as its own, and not among the `known` types and ids of its state.
 
+    What a state of the same name and another `owner` made is told apart; without an owner (None) everything counts as ours.
+
     Raises: AuthFailure, NetworkFailure, MissingFile, DocumentError.
     """
-    things = tuple(one for one in account.tagged(stack) if (one.type, one.id) not in known)
+    unknown = tuple(one for one in account.tagged(stack) if (one.type, one.id) not in known)
+    things = tuple(one for one in unknown if not one.stranger_to(owner))
     priced = cost.read(prices)
     hourly = {price.item: price.price for price in priced.hourly}
     shown = tuple(_orphan(one, hourly) for one in things)
@@ -84,6 +96,7 @@ def find(
         unknown_prices=tuple(one.id for one in shown if one.hourly is None),
         currency=priced.currency,
         prices_of=priced.date,
+        strangers=tuple(_orphan(one, hourly) for one in unknown if one not in things),
     ), things
 
 
@@ -111,4 +124,4 @@ def remove(things: Iterable[Found], account: Account, progress: Progress) -> tup
 def _orphan(one: Found, hourly: dict[str, float | None]) -> Orphan:
     each = 0.0 if one.type in FREE else hourly.get(one.price_item or "")
     price = None if each is None else each * one.quantity
-    return Orphan(type=one.type, id=one.id, name=one.name, detail=one.detail, hourly=price)
+    return Orphan(type=one.type, id=one.id, name=one.name, detail=one.detail, hourly=price, owner=one.owner)

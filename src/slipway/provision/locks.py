@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -79,6 +81,32 @@ def refuse_living(stack: str, holders: Iterable[Holder]) -> tuple[Holder, ...]:
     return tuple(dead)
 
 
+@contextmanager
+def alone(folder: Path, stack: str) -> Iterator[None]:
+    """One command of this checkout on `stack` at a time, for as long as the block runs; the kernel frees the lock of one that dies.
+
+    Pulumi locks a stack only while an operation runs; what is looked up between two of them must not be another command's.
+
+    Raises: CheckFailed, DiskFailure.
+    """
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise from_os_error(error, path, "locking the stack") from error
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        why = "two runs at a time would make hosts twice"
+        raise CheckFailed(f"stack {stack}", "another command is at work on it", why, "wait for it to end") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def release(holder: Holder) -> None:
     """Remove the lock of a dead holder: its own file only, so that a run that began meanwhile keeps its own.
 
@@ -97,12 +125,12 @@ def release(holder: Holder) -> None:
 def _read(file: Path) -> Holder | None:
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
+        return Holder(str(said["username"]), str(said["hostname"]), int(said["pid"]), str(said["timestamp"]), file)
     except FileNotFoundError:
         return None  # released while we looked
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         # A lock torn by a power cut names nobody; its owner cannot be alive, because Pulumi writes and renames.
         return Holder("unknown", socket.gethostname(), 2**22 + 1, "unknown", file)
-    return Holder(said["username"], said["hostname"], int(said["pid"]), said["timestamp"], file)
 
 
 def _is_younger(holder: Holder) -> bool:

@@ -48,6 +48,7 @@ class Cli:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
         )
         if ran.returncode:
@@ -59,7 +60,14 @@ class Cli:
 
         Raises: SlipwayError.
         """
-        return json.loads(self.text(*words))
+        said = self.text(*words)
+        try:
+            return json.loads(said)
+        except ValueError:
+            why = f"it begins {said.strip()[:60]!r}"
+            raise CheckFailed(
+                f"`pulumi {words[0]}`", "printed no JSON", why, "check which `pulumi` stands on PATH"
+            ) from None
 
     def run(self, words: tuple[str, ...], progress: Progress) -> Outcome:
         """Run an operation that reports events (up, destroy, refresh, preview) and tell `progress` of each resource.
@@ -69,7 +77,7 @@ class Cli:
         Raises: SlipwayError in the words of `failures`; Locked is left to the caller, through `Outcome.failed`.
         """
         outcome = Outcome()
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
                 self._argv((*words, "--json")),
                 cwd=self.root,
@@ -78,6 +86,7 @@ class Cli:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                errors="replace",
                 # A group of its own: a terminal's Ctrl-C reaches it through us, once.
                 start_new_session=True,
             )
@@ -114,7 +123,7 @@ class Outcome:
         before = event.get("resourcePreEvent", {}).get("metadata")
         after = event.get("resOutputsEvent", {}).get("metadata")
         said = event.get("diagnosticEvent")
-        if before and before["op"] not in QUIET:
+        if before and before["op"] not in QUIET | PARTS_OF_REPLACE:
             self.planned.append((before["op"], before["type"], name_of(before["urn"])))
         if after and after["op"] not in QUIET:
             progress.note(f"  {DONE.get(after['op'], after['op'])} {name_of(after['urn'])} ({after['type']})")
@@ -140,6 +149,9 @@ class Outcome:
 QUIET = {"same", "read", "read-discard", "read-replacement", "refresh", "discard"}
 """Steps that change nothing."""
 
+PARTS_OF_REPLACE = {"create-replacement", "delete-replaced"}
+"""Steps that are announced by a `replace` of the same resource."""
+
 DONE = {
     "create": "created",
     "create-replacement": "created the replacement of",
@@ -161,7 +173,11 @@ def find(root: Path, env: Mapping[str, str]) -> Cli:
         why = "provisioning needs it; launch, status, logs and stop do not"
         remedy = "install Pulumi in the ordinary way, or build it: PATH=$(tools/pulumi/build):$PATH"
         raise MissingFile("pulumi", "not found on PATH", why, remedy)
-    version = Cli(program, root, "", env).text("version").strip()
+    try:
+        version = Cli(program, root, "", env).text("version").strip()
+    except OSError as error:
+        why = f"{error.strerror or error}"
+        raise CheckFailed(program, "cannot be run", why, "install Pulumi for this machine again") from error
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
     if not numbers or (int(numbers[1]), int(numbers[2])) < OLDEST:
         need = ".".join(map(str, OLDEST))

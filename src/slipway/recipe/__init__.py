@@ -132,7 +132,9 @@ class FabricVariant(Document):
 class Transfer(Document):
     """How KV pages go from prefill to decode. Device names never stand here: `devices` selects among a node's own."""
 
-    backend: Literal["mooncake", "nixl", "mooncake_tcp"]
+    backend: Literal["mooncake", "nixl", "mooncake_tcp", "http"] = Field(
+        description="http: the reference engine's own, and only its"
+    )
     bootstrap_port: Port
     devices: Literal["all", "one", "none"] = Field(description="which of the node's RDMA devices each role pins")
     fabrics: dict[Fabric, FabricVariant] = Field(default_factory=dict)

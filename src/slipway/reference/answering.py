@@ -18,6 +18,7 @@ from slipway.reference.parsers import REASONING_MARKS, TOOL_MARKS, OutputParser,
 from slipway.reference.protocol import ChatRequest, CompletionRequest, Generate, Refusal, check_asked, sampling_params
 from slipway.reference.sampling import Picked
 from slipway.reference.scheduler import Delta, Finish, Scheduler, SequenceJob
+from slipway.reference.transfer import Side
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Served:
     reasoning_parser: bool = False
     tool_parser: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    transfer: Side | None = None
+    """Where this engine is one half of a prefill/decode pair."""
 
 
 @dataclass
@@ -135,8 +138,11 @@ class Answer:
     async def _deltas(self) -> AsyncGenerator[list[Delta]]:
         """All news until every choice has ended; whoever stops listening ends the generation."""
         jobs = [opened.job for opened in self._open]
-        self._served.scheduler.submit(jobs)
+        scheduler, transfer = self._served.scheduler, self._served.transfer
         try:
+            if transfer:
+                await transfer.prepare(self._asked, jobs, scheduler.stats)
+            scheduler.submit(jobs)
             left = len(jobs)
             while left:
                 deltas = [await self._news.get()]
@@ -146,9 +152,13 @@ class Answer:
                 if failed is not None:
                     raise Refusal(500, "InternalServerError", failed)
                 left -= sum(delta.finish is not None for delta in deltas)
+                if transfer and not left:
+                    await transfer.settle(self._asked)
                 yield deltas
         finally:
-            self._served.scheduler.abort(jobs)
+            scheduler.abort(jobs)
+            if transfer:
+                transfer.forget(self._asked)
 
     def _add(self, prompt: str | list[int], *, special: bool, parser: Callable[[], OutputParser]) -> None:
         """Put `n` choices for `prompt` on the list."""

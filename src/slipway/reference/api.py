@@ -6,8 +6,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,6 +29,7 @@ from slipway.reference.protocol import (
 )
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ def build_app(served: Served, settings: AppSettings) -> Starlette:
     )
 
 
+async def unless_gone(request: Request, work: Awaitable[Answered]) -> Answered | None:
+    """What `work` gives; None when the client went away first, and then the work is cancelled."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
 class _Api:
     def __init__(self, served: Served, settings: AppSettings) -> None:
         self._served = served
@@ -87,8 +101,9 @@ class _Api:
     async def health_generate(self, _: Request) -> Response:
         """One token, really generated."""
         asked = CompletionRequest(prompt=[0], max_tokens=1, temperature=0, ignore_eos=True)
+        alone = replace(self._served, transfer=None)  # half of a pair answers this one by itself
         try:
-            await Answer.to_completion(self._served, asked).whole()
+            await Answer.to_completion(alone, asked).whole()
         except Refusal:
             return Response(status_code=503)
         return Response()
@@ -199,7 +214,7 @@ class _Api:
         if stream:
             charset = "; charset=utf-8" if self._served.dress.name == "vllm" else ""
             return StreamingResponse(answer.stream(), headers={"content-type": f"text/event-stream{charset}"})
-        told = await _unless_gone(request, answer.whole())
+        told = await unless_gone(request, answer.whole())
         return Response(status_code=499) if told is None else _json(told)
 
 
@@ -229,19 +244,6 @@ async def _not_served(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = error.detail if isinstance(error, HTTPException) else "Internal Server Error"
     return _json({"detail": detail}, status)
-
-
-async def _unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
-    """What `work` gives; None when the client went away first, and then the work is cancelled."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else None
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

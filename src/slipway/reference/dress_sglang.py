@@ -18,12 +18,16 @@ from slipway.reference.scheduler import Finish
 
 
 class SglangDress(Dress):
-    """SGLang 0.5.16; `report_cached` is `--enable-cache-report`."""
+    """SGLang 0.5.16; `report_cached` is `--enable-cache-report`, `mode` that of a prefill/decode pair."""
 
     name = "sglang"
     block_size_tokens = 1
     """Its default page size; the recorded answers reuse all of a repeated prompt but the last token."""
     knows_models = False
+
+    def __init__(self, *, report_cached: bool, mode: str = "unified") -> None:
+        super().__init__(report_cached=report_cached)
+        self._mode = mode
 
     def new_id(self, kind: str) -> str:
         return f"call_{secrets.token_hex(12)}" if kind == "tool" else secrets.token_hex(16)
@@ -108,7 +112,7 @@ class SglangDress(Dress):
         return sglang_stats()
 
     def metrics(self, stats: EngineStats, facts: EngineFacts) -> str:
-        return sglang_text(stats, facts)
+        return sglang_text(stats, facts, self._mode)
 
     def _whole(self, head: Head, kind: str, choices: list[Json], usage: Usage) -> Json:
         return {

@@ -8,21 +8,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import hashlib
 import json
 import logging
 import logging.config
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Never
-
-import uvicorn
+from typing import Any
 
 from slipway import __version__
 from slipway.errors import EngineFailed, SlipwayError
@@ -35,50 +31,23 @@ from slipway.reference.dress_sglang import SglangDress
 from slipway.reference.model import Laguna
 from slipway.reference.parsers import REASONING_MARKS, TOOL_MARKS
 from slipway.reference.scheduler import Limits, Scheduler
+from slipway.reference.server import GRACE_S, LOGGING, Door, bound, end_now, listen, port_number, positive, serve
+from slipway.reference.transfer import DecodeSide, PrefillSide
 
 log = logging.getLogger("slipway.reference")
 
 API_KEY_VARIABLE = "SLIPWAY_API_KEY"
 """Holds the key that clients must send; a command line would show it to every user of the host."""
 
-GRACE_S = 1
-"""How long answers under way may take to end after a signal."""
-
 SWITCH_S = 0.0005
 """How long the worker may keep the interpreter while the HTTP side has something to send; the default is 5 ms."""
-
-_LOGGING: dict[str, Any] = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {
-        "default": {
-            "()": "uvicorn.logging.DefaultFormatter",
-            "fmt": "%(levelprefix)s %(message)s",
-            "use_colors": False,
-        },
-        "access": {
-            "()": "uvicorn.logging.AccessFormatter",
-            "fmt": '%(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s',
-            "use_colors": False,
-        },
-    },
-    "handlers": {
-        "default": {"class": "logging.StreamHandler", "formatter": "default", "stream": "ext://sys.stderr"},
-        "access": {"class": "logging.StreamHandler", "formatter": "access", "stream": "ext://sys.stderr"},
-    },
-    "loggers": {
-        "uvicorn": {"handlers": ["default"], "level": "INFO", "propagate": False},
-        "uvicorn.access": {"handlers": ["access"], "level": "INFO", "propagate": False},
-        "slipway.reference": {"handlers": ["default"], "level": "INFO", "propagate": False},
-    },
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code, once the server has ended."""
     args = parse_arguments(argv)
-    logging.config.dictConfig(_LOGGING)
-    signal.signal(signal.SIGTERM, _end_now)
+    logging.config.dictConfig(LOGGING)
+    signal.signal(signal.SIGTERM, end_now)
     try:
         return _serve(args)
     except SlipwayError as error:
@@ -95,28 +64,42 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", "--model-path", help="the same, by flag")
     parser.add_argument("--served-model-name", help="name that requests use (default: the path)")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=_port, default=8000)
+    parser.add_argument("--port", type=port_number, default=8000)
     parser.add_argument("--dress", choices=("vllm", "sglang"), default="vllm", help="which engine's answers to give")
     parser.add_argument("--reasoning-parser", choices=("poolside_v1",))
     parser.add_argument("--tool-call-parser", choices=("poolside_v1",))
     parser.add_argument("--default-chat-template-kwargs", type=_json_object, default={}, metavar="JSON")
-    parser.add_argument(
-        "--max-model-len", type=_positive, metavar="TOKENS", help="default: what the model was made for"
-    )
-    parser.add_argument("--max-num-seqs", type=_positive, default=16, help="sequences generated at once")
+    parser.add_argument("--max-model-len", type=positive, metavar="TOKENS", help="default: what the model was made for")
+    parser.add_argument("--max-num-seqs", type=positive, default=16, help="sequences generated at once")
     parser.add_argument("--enable-prompt-tokens-details", action="store_true", help="cached tokens in usage (vllm)")
     parser.add_argument("--enable-cache-report", action="store_true", help="cached tokens in usage (sglang)")
     parser.add_argument("--enable-metrics", action="store_true", help="serve /metrics (sglang; vllm always does)")
+    _add_disaggregation(parser)
     parser.epilog = f"{API_KEY_VARIABLE} in the environment holds the key that clients must send."
     args = parser.parse_args(argv)
     if (args.model_tag is None) == (args.model is None):
         parser.error("the folder of the checkpoint is needed once, as MODEL or by --model")
     args.model = args.model_tag if args.model is None else args.model
-    foreign = {"vllm": ("enable_cache_report", "enable_metrics"), "sglang": ("enable_prompt_tokens_details",)}
+    of_sglang = ("enable_cache_report", "enable_metrics", "disaggregation_mode")
+    foreign = {"vllm": of_sglang, "sglang": ("enable_prompt_tokens_details",)}
     for name in foreign[args.dress]:
         if getattr(args, name):
             parser.error(f"--{name.replace('_', '-')} is not a flag of the {args.dress} dress")
     return args
+
+
+def _add_disaggregation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--disaggregation-mode", choices=("prefill", "decode"), help="half of a pair (sglang)")
+    parser.add_argument("--disaggregation-transfer-backend", choices=("http",), default="http")
+    parser.add_argument(
+        "--disaggregation-bootstrap-port",
+        type=port_number,
+        default=8998,
+        help="where a prefill server hands KV out",
+    )
+    parser.add_argument(
+        "--disaggregation-timeout-s", type=positive, default=60, help="how long one half waits for the other"
+    )
 
 
 def load(args: argparse.Namespace, folder: Path) -> Served:
@@ -135,7 +118,9 @@ def load(args: argparse.Namespace, folder: Path) -> Served:
     window = _window_tokens(args.max_model_len, model.config.max_position_embeddings)
     dress = _dress(args)
     pool = window * args.max_num_seqs
-    limits = Limits(window, args.max_num_seqs, dress.block_size_tokens, pool)
+    transfer = _transfer(args, model)
+    # A decode server computes no prompt, so there is nothing that a later one could begin with.
+    limits = Limits(window, args.max_num_seqs, dress.block_size_tokens, pool, args.disaggregation_mode != "decode")
     log.info("KV cache size: %s tokens", f"{pool:,}")
     log.info("Maximum concurrency for %s tokens per request: %.2fx", f"{window:,}", pool / window)
     eos = defaults.eos_token_ids | frozenset(model.config.eos_token_ids)
@@ -153,6 +138,7 @@ def load(args: argparse.Namespace, folder: Path) -> Served:
         reasoning_parser=args.reasoning_parser is not None,
         tool_parser=args.tool_call_parser is not None,
         template_kwargs=args.default_chat_template_kwargs,
+        transfer=transfer,
     )
 
 
@@ -170,80 +156,40 @@ def app_settings(args: argparse.Namespace) -> AppSettings:
             "served_model_name": args.served_model_name or str(args.model),
             "tp_size": 1,
             "dp_size": 1,
-            "disaggregation_mode": "null",
+            "disaggregation_mode": args.disaggregation_mode or "null",
         },
     )
 
 
 def _serve(args: argparse.Namespace) -> int:
-    with _bound(args.host, args.port) as listener:
+    with contextlib.ExitStack() as bindings:
+        listener = bindings.enter_context(bound(args.host, args.port))
+        bootstrap = None
+        if args.disaggregation_mode == "prefill":
+            bootstrap = bindings.enter_context(bound(args.host, args.disaggregation_bootstrap_port))
         served = load(args, Path(args.model))
-        app = build_app(served, app_settings(args))
-        try:
-            listener.listen(2048)
-        except OSError as error:
-            raise _no_port(args.host, args.port, error) from error
+        doors = [Door(build_app(served, app_settings(args)), listener)]
+        listen(listener, args.host, args.port)
+        if bootstrap is not None and isinstance(served.transfer, PrefillSide):
+            listen(bootstrap, args.host, args.disaggregation_bootstrap_port)
+            doors.append(Door(served.transfer.app(), bootstrap))
         sys.setswitchinterval(SWITCH_S)
-        server = _Server(uvicorn.Config(app, log_config=_LOGGING, timeout_graceful_shutdown=GRACE_S, ws="none"))
-        return asyncio.run(_run(server, served.scheduler, listener))
+        # A signal ends the answers under way, each with an error frame.
+        code = asyncio.run(serve(doors, served.scheduler.stop))
+        served.scheduler.stop(timeout_s=GRACE_S / 2)
+        return code
 
 
-async def _run(server: _Server, scheduler: Scheduler, listener: socket.socket) -> int:
-    stopped_by: list[int] = []
-
-    def stop(number: int) -> None:
-        stopped_by.append(number)
-        server.should_exit = True
-        # Ends the answers under way, each with an error frame.
-        scheduler.stop()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
-    await server.serve(sockets=[listener])
-    scheduler.stop(timeout_s=GRACE_S / 2)
-    if not stopped_by:
-        raise EngineFailed("HTTP server", "ended without a signal", "", "see its messages above")
-    return 128 + signal.SIGINT if stopped_by[0] == signal.SIGINT else 0
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server whose signals are handled by the engine, so that SIGTERM ends it with code 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket bound before the model is loaded, so that a port in use is told at once; it does not listen yet."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _no_port(host, port, error) from error
-    with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            raise _no_port(host, port, error) from error
-        yield listener
-
-
-def _no_port(host: str, port: int, error: OSError) -> EngineFailed:
-    if error.errno == errno.EADDRINUSE:
-        remedy = "stop what listens there, or choose another --port"
-        return EngineFailed(
-            f"{host}:{port}", f"port {port} is in use", "one process at a time can listen on it", remedy
-        )
-    return EngineFailed(f"{host}:{port}", f"cannot listen ({error.strerror or error})", "", "check --host and --port")
+def _transfer(args: argparse.Namespace, model: Laguna) -> PrefillSide | DecodeSide | None:
+    if args.disaggregation_mode is None:
+        return None
+    side = PrefillSide if args.disaggregation_mode == "prefill" else DecodeSide
+    return side(model, timeout_s=args.disaggregation_timeout_s)
 
 
 def _dress(args: argparse.Namespace) -> Dress:
     if args.dress == "sglang":
-        return SglangDress(report_cached=args.enable_cache_report)
+        return SglangDress(report_cached=args.enable_cache_report, mode=args.disaggregation_mode or "unified")
     return VllmDress(report_cached=args.enable_prompt_tokens_details)
 
 
@@ -268,24 +214,6 @@ def _window_tokens(asked: int | None, most: int) -> int:
 def _fingerprint(args: argparse.Namespace) -> str:
     told = json.dumps(vars(args), sort_keys=True, default=str).encode()
     return f"slipway-{__version__}-{hashlib.sha256(told).hexdigest()[:8]}"
-
-
-def _end_now(number: int, frame: object) -> Never:
-    raise SystemExit(0)
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is from 0 to 65535 (got {text})")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1 (got {text})")
-    return value
 
 
 def _json_object(text: str) -> Mapping[str, Any]:

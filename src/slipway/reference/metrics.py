@@ -25,6 +25,7 @@ _VLLM_TTFT_S = (
 )
 _SGLANG_TTFT_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0)
 _LATENCY_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TRANSFER_MB = (1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0, 5000.0, 10000.0)
 
 
 class Counted(Protocol):
@@ -37,17 +38,17 @@ class Counted(Protocol):
 
 
 class Histogram:
-    """A cumulative histogram of seconds."""
+    """A cumulative histogram, of seconds unless its name says otherwise."""
 
-    def __init__(self, edges_s: tuple[float, ...]) -> None:
-        self._edges = edges_s
-        self._counts = [0] * (len(edges_s) + 1)
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self._edges = edges
+        self._counts = [0] * (len(edges) + 1)
         self._sum = 0.0
 
-    def observe(self, value_s: float) -> None:
+    def observe(self, value: float) -> None:
         """Count one value."""
-        self._counts[bisect_left(self._edges, value_s)] += 1
-        self._sum += value_s
+        self._counts[bisect_left(self._edges, value)] += 1
+        self._sum += value
 
     def samples(self, name: str, labels: Labels) -> Iterable[str]:
         """The lines of the text format."""
@@ -74,6 +75,8 @@ class EngineStats:
     token_gap: Histogram = field(default_factory=lambda: Histogram(_LATENCY_S))
     e2e: Histogram = field(default_factory=lambda: Histogram(_LATENCY_S))
     queue: Histogram = field(default_factory=lambda: Histogram(_LATENCY_S))
+    transferred_mb: Histogram = field(default_factory=lambda: Histogram(_TRANSFER_MB))
+    """KV that a prefill server handed over, in decimal MB a request."""
 
     def started(self, job: Counted) -> None:
         """A sequence left the queue; its prompt was looked up in the prefix cache."""
@@ -157,12 +160,12 @@ def vllm_text(stats: EngineStats, facts: EngineFacts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sglang_text(stats: EngineStats, facts: EngineFacts) -> str:
-    """The text that SGLang's /metrics would give, as far as the gates read it.
+def sglang_text(stats: EngineStats, facts: EngineFacts, mode: str = "unified") -> str:
+    """The text that SGLang's /metrics would give, as far as the gates read it; `mode` is unified, prefill or decode.
 
     Source: /metrics of SGLang 0.5.16, recorded 2026-11-30.
     """
-    model = {"engine_type": "unified", "model_name": facts.model_name}
+    model = {"engine_type": mode, "model_name": facts.model_name}
     rank = {**model, "moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}
     hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
     lines: list[str] = []
@@ -190,6 +193,7 @@ def sglang_text(stats: EngineStats, facts: EngineFacts) -> str:
         ("inter_token_latency_seconds", stats.token_gap, model),
         ("e2e_request_latency_seconds", stats.e2e, model),
         ("queue_time_seconds", stats.queue, rank),
+        *((("kv_transfer_total_mb", stats.transferred_mb, rank),) if mode == "prefill" else ()),
     ):
         lines.append(f"# TYPE sglang:{name} histogram")
         lines.extend(histogram.samples(f"sglang:{name}", labels))

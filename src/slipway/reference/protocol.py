@@ -61,6 +61,10 @@ class Generate(BaseModel):
     response_format: dict[str, Any] | None = None
     structured_outputs: Any = None
     prompt_logprobs: int | None = None
+    # Written by a router in front of prefill and decode servers; lists go with a list of prompts.
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
 
     def asked_tokens(self) -> int | None:
         """How many tokens the client wants at most; None when it does not say."""

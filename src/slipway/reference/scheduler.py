@@ -74,8 +74,21 @@ class Delta:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt that another engine has computed: its KV cache, the logits after it, and how much of it that engine had cached."""
+
+    cache: Any
+    logits: NDArray[np.float32]
+    cached_tokens: int
+
+
 class SequenceJob:
-    """One sequence to generate: a prompt, how to sample, and where its deltas go (called on the worker thread)."""
+    """One sequence to generate: a prompt, how to sample, and where its deltas go (called on the worker thread).
+
+    `prefilled` is set where the prompt was computed elsewhere; `hand_over` is called with the cache and the last logits where it
+    is computed here for somebody else.
+    """
 
     def __init__(
         self,
@@ -95,6 +108,8 @@ class SequenceJob:
         self._sink = sink
         self.made: list[int] = []
         self.cached_tokens = 0
+        self.prefilled: Prefilled | None = None
+        self.hand_over: Callable[[Any, NDArray[np.float32]], None] | None = None
 
     def accept(self, picked: Picked, *, end: Finish | None) -> Delta:
         """Take a chosen token; gives back the news, to be sent. `end` says that the token itself ends the sequence."""
@@ -217,6 +232,10 @@ class Scheduler:
             self.stats.finished("abort", job)
 
     def _start(self, job: SequenceJob) -> _Running:
+        if job.prefilled:
+            job.cached_tokens = job.prefilled.cached_tokens
+            self.stats.started(job)
+            return _Running(job, Sampler(job.params, job.prompt_ids, self._eos), job.prefilled.cache, 0)
         found = self._prefixes.find(job.prompt_ids) if self.limits.prefix_caching else None
         job.cached_tokens = found[1] if found else 0
         cache = found[0].prefix(found[1]) if found else self._model.cache()
@@ -247,12 +266,17 @@ class Scheduler:
     def _step(self, running: _Running) -> Delta | None:
         job, prompt_tokens = running.job, running.job.prompt_ids.size
         prefill = running.fed_tokens < prompt_tokens
-        unfed = job.prompt_ids[running.fed_tokens : running.fed_tokens + PREFILL_CHUNK_TOKENS].tolist()
-        chunk = unfed if prefill else job.made[-1:]
-        logits = self._model.logits(chunk, running.cache)
-        running.fed_tokens += len(chunk)
+        if prefill and job.prefilled:
+            logits, running.fed_tokens = job.prefilled.logits, prompt_tokens
+        else:
+            unfed = job.prompt_ids[running.fed_tokens : running.fed_tokens + PREFILL_CHUNK_TOKENS].tolist()
+            chunk = unfed if prefill else job.made[-1:]
+            logits = self._model.logits(chunk, running.cache)
+            running.fed_tokens += len(chunk)
         if running.fed_tokens < prompt_tokens:
             return None
+        if prefill and job.hand_over:
+            job.hand_over(running.cache, logits)
         picked = running.sampler.pick(logits)
         now = time.monotonic()
         if prefill:

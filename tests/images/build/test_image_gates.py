@@ -157,7 +157,8 @@ def certificate(letter: bytes) -> bytes:
 
 def test_what_is_searched_for_is_what_is_secret_by_itself() -> None:
     conf = b"[global]\n# a comment that is long enough\nindex-url = https://me:pass@host/simple\ntimeout = 180\n"
-    assert image_gates.secret_patterns(conf) == (conf.strip(), b"https://me:pass@host/simple")
+    parts = (b"https://me:pass@host/simple", b"me:pass", b"me:pass@host")
+    assert image_gates.secret_patterns(conf) == (conf.strip(), *parts)
     assert image_gates.secret_patterns(b"[global]\nindex-url = https://pypi.org/simple\n") == (
         b"[global]\nindex-url = https://pypi.org/simple",
     )
@@ -172,7 +173,7 @@ def test_what_is_searched_for_is_what_is_secret_by_itself() -> None:
 @given(st.binary(max_size=300))
 def test_a_secret_file_itself_always_counts_as_leaked(secret: bytes) -> None:
     patterns = image_gates.secret_patterns(secret)
-    assert all(len(pattern) >= 16 for pattern in patterns)
+    assert all(len(pattern) >= 6 for pattern in patterns)
     if len(secret.strip()) >= 16:
         assert any(pattern in secret for pattern in patterns)
 
@@ -182,7 +183,17 @@ def test_a_secret_file_itself_always_counts_as_leaked(secret: bytes) -> None:
     [
         ("65532:65532", False),
         ("65532", False),
-        ("nobody", False),
+        ("2147483647:0", False),
+        ("nobody", True),
+        ("+0:0", True),
+        ("+1000", True),
+        ("00065532", True),
+        ("0x10", True),
+        ("-1", True),
+        ("4294967296", True),
+        ("1000:", True),
+        ("1000:users", True),
+        (" 1000", True),
         ("", True),
         (None, True),
         ("0", True),
@@ -197,3 +208,62 @@ def test_root_is_told_by_name_number_or_silence(make_image: Make, user: str | No
     made = oci_archive.read(make_image([File("a")], process={"User": user}).path)
     assert image_gates.runs_as_root(made) is root
     assert image_gates.inspect(made, {}).root is root
+
+
+PASSWD = "etc/passwd"
+LINES = b"root:x:0:0::/root:/bin/sh\nengine:x:1000:1000::/:/bin/sh\n"
+
+
+@pytest.mark.parametrize(
+    ("user", "layers", "root"),
+    [
+        ("engine", [[File(PASSWD, LINES)]], False),
+        ("engine:0", [[File(PASSWD, LINES)], [File("a")]], False),
+        ("nobody", [[File(PASSWD, LINES)]], True),
+        ("toor", [[File(PASSWD, LINES)], [File(PASSWD, LINES + b"toor::0:0::/:/bin/sh\n")]], True),
+        ("toor", [[File(PASSWD, b"toor::0:0::/:/bin/sh\n")], [File(PASSWD, b"toor::7:7::/:/bin/sh\n")]], False),
+        ("engine", [[File(PASSWD, LINES + b"engine::0:0::/:/bin/sh\n")]], True),
+        ("engine", [[File(PASSWD, b"engine::+0:0::/:/bin/sh\n")]], True),
+        ("engine", [[File(PASSWD, b"engine\n")]], True),
+        ("engine", [[File(PASSWD, LINES)], [File("etc/.wh.passwd")]], True),
+        ("engine", [[File(PASSWD, LINES)], [File(PASSWD, type=tarfile.SYMTYPE, link="../x")]], True),
+        ("engine", [[File(PASSWD, LINES)], [File("etc", type=tarfile.SYMTYPE, link="x")]], True),
+        ("1000", [[File(PASSWD, b"1000::0:0::/:/bin/sh\n")]], False),
+    ],
+)
+def test_a_user_by_name_is_who_the_images_own_passwd_says(
+    make_image: Make, user: str, layers: list[list[File]], root: bool
+) -> None:
+    made = oci_archive.read(make_image(*layers, process={"User": user}).path)
+    assert image_gates.inspect(made, {}, base_layers=1).root is root
+
+
+@pytest.mark.parametrize(
+    ("secret", "leaked"),
+    [
+        (b"deb [trusted=yes] https://user:t0ken9@host/debian trixie main\n", b"t0ken9"),
+        (b"deb [trusted=yes] https://user:t0ken9@host/debian trixie main\n", b"user:t0ken9"),
+        (b"deb [trusted=yes] https://user:t0ken9@host/debian trixie main\n", b"https://user:t0ken9@host/debian"),
+        (b"registry=//user:t0ken9@host/npm\n", b"t0ken9"),
+        (b"a\nproxy https://ghp_0123456789abcdef@host\n", b"ghp_0123456789abcdef"),
+        (b"a\nproxy https://abc@host.example\n", b"abc@host.example"),
+        (b"index-url = https://me:p%40ss%2Fword@host/simple\n", b"p@ss/word"),
+        (b"index-url = https://me:p@ssword@host/simple\n", b"p@ssword"),
+        (b"machine host login me password hunter2\n", b"hunter2"),
+        (b"//registry/:_authToken=abcdefgh\n", b"abcdefgh"),
+    ],
+)
+def test_each_part_of_a_secret_that_lets_somebody_in_is_searched_for(
+    make_image: Make, secret: bytes, leaked: bytes
+) -> None:
+    made = oci_archive.read(make_image([File("a", b"." * 9 + leaked + b"." * 9)]).path)
+    assert image_gates.inspect(made, {"s": secret}).leaks == (Leak("s", "layer 0: a"),)
+
+
+@pytest.mark.parametrize(
+    "public", [b"https://deb.debian.org/debian", b"trusted=yes", b"user", b"host/debian", b"12345"]
+)
+def test_what_a_secret_file_says_of_public_things_is_no_leak(make_image: Make, public: bytes) -> None:
+    secret = b"deb [trusted=yes] https://deb.debian.org/debian trixie main\ndeb https://user:12345@host/debian x main\n"
+    made = oci_archive.read(make_image([File("a", b"." * 9 + public + b"." * 9)]).path)
+    assert image_gates.inspect(made, {"s": secret}).leaks == ()

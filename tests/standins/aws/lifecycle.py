@@ -80,7 +80,8 @@ class Kind:
     def update(self, identity, state, was, inputs):
         """The state after what differs between the inputs `was` (as AWS has them) and `inputs` was changed."""
         data = {**state, **inputs, "id": identity, "was": was, "given": inputs}
-        for method, parameters, *learnt in self.entry.get("update", []):
+        calls = self.entry.get("update", []) if self.moves(was, inputs) or "moves" not in self.entry else []
+        for method, parameters, *learnt in calls:
             answer = self._call(method, parameters, data)
             if learnt:
                 data.update(expressions.value(learnt[0], answer))
@@ -89,6 +90,11 @@ class Kind:
         if not same(inputs.get("tags"), was.get("tags")):
             self._tag(identity, data, was.get("tags") or {}, inputs.get("tags") or {})
         return self.read(identity, inputs)
+
+    def moves(self, was, inputs):
+        """The outputs that are new after the change: those of the table's `moves`, unless nothing but tags changes."""
+        beyond = {*was, *inputs} - {"tags", "tagsAll"}
+        return self.entry.get("moves", []) if any(not same(inputs.get(name), was.get(name)) for name in beyond) else []
 
     def delete(self, identity, state):
         """Make the resource go; one that is gone already is no error."""

@@ -143,7 +143,8 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     def Update(self, request, context):
         kind, news, olds = self._kind(request, context), values(request.news), values(request.olds)
         if request.preview:
-            return provider_pb2.UpdateResponse(properties=struct({**olds, **news}))
+            moved = dict.fromkeys(kind.moves(values(request.old_inputs), news), UNKNOWN)
+            return provider_pb2.UpdateResponse(properties=struct({**olds, **news, **moved}))
         with self._counted("update", request.urn, context):
             was = {**values(request.old_inputs), **{name: olds[name] for name in news if name in olds}}
             state = kind.update(request.id, olds, was, news)
@@ -207,5 +208,8 @@ def main():
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)
-    done.wait()
-    server.stop(0)
+    engine = os.getppid()
+    # An engine that was killed tells nobody; what it had asked for is ended, then there is nothing left to serve.
+    while not done.wait(1) and os.getppid() == engine:
+        pass
+    server.stop(5).wait()
