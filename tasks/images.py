@@ -49,6 +49,7 @@ def lock_image(
     from slipway.images import actions
 
     with cli.command(json) as output:
+        actions.refuse_unmeant({}, base=base)
         options = actions.Options(builder=builder, secrets=tuple(secret or ()))
         place = _place(engine, variant)
         output.result(*actions.lock_image(place, options, output.progress, base=base, check=check, offline=offline))
@@ -92,6 +93,7 @@ def build_image(
     from slipway.images import actions
 
     with cli.command(json) as output:
+        actions.refuse_unmeant({}, push=push, sign=sign)
         if sign and not push:
             raise UsageError(
                 "--sign", "needs --push", "a signature is kept beside the image in its registry", "add --push REF"
@@ -138,6 +140,13 @@ def verify_image(
     from slipway.images import actions
 
     with cli.command(json) as output:
+        needs = {
+            "--key needs --pushed: a signature is kept beside the image in its registry": bool(key and not pushed),
+            "--drift does not go with --pushed: the one asks what the lock stands for, the other about one image": bool(
+                drift and pushed
+            ),
+        }
+        actions.refuse_unmeant(needs, pushed=pushed, key=key)
         options = actions.Options(builder, secrets=tuple(secret or ()), compression=compression)
         place = _place(engine, variant)
         if drift:
@@ -178,6 +187,7 @@ def mirror_image(
     from slipway.images import actions, mirror
 
     with cli.command(json) as output:
+        actions.refuse_unmeant({}, to=to, platform=platform)
         if bool(from_) == bool(engine):
             raise UsageError("mirror-image", "must be told what to copy", "", "give one of --engine and --from")
         place = _place(engine or "reference", variant)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
 from slipway import mirrors
-from slipway.checkpoints import gateway, mirror, mirror_s3
+from slipway.checkpoints import gateway, mirror, mirror_s3, records
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.mirror import FolderStore, Store, blob_name, manifest_name
@@ -312,10 +312,89 @@ def test_what_s3_says_becomes_our_errors(
         S3Store(f"s3://{BUCKET}/x").put_text("a", b"")
 
 
-@pytest.mark.parametrize("place", ["s3://", "s3://X/y", "s3://a", "http://x/y", "gs://bucket/x"])
+@pytest.mark.parametrize(
+    "place",
+    ["s3://", "s3://X/y", "s3://a", "http://x/y", "gs://bucket/x", "GS://bucket/x", "Foo+1://x", "s3:/bucket/x"],
+)
 def test_a_place_that_is_no_mirror_is_refused(place: str, s3: Any) -> None:
     with pytest.raises(UsageError):
         store_at(place)
+
+
+def test_s3_in_capitals_is_s3(s3: Any) -> None:
+    assert store_at(f"S3://{BUCKET}/x").place == f"s3://{BUCKET}/x"
+
+
+def test_a_pipe_in_a_mirror_folder_is_refused_and_does_not_block(
+    lock: CheckpointLock, source: Path, tmp_path: Path
+) -> None:
+    store = FolderStore(tmp_path / "mirror")
+    mirror.upload(lock, source, store)
+    for name, ways in {
+        mirror.manifest_name(lock): [lambda: mirror.upload(lock, source, store)],
+        blob_name(file_of(lock)): [lambda: mirror.upload(lock, source, store), lambda: mirror.check(lock, store)],
+    }.items():
+        path = tmp_path / "mirror" / name
+        path.rename(tmp_path / "aside")
+        os.mkfifo(path)
+        for way in [*ways, lambda: mirror.download(lock, tmp_path / "models", store)]:
+            with pytest.raises(DiskFailure, match="not a regular file"):
+                way()
+        with pytest.raises(OSError, match="not a regular file"), store.open(name, 0):
+            pass
+        path.unlink()
+        (tmp_path / "aside").rename(path)
+
+
+def killed_while_writing(folder: Path) -> Path:
+    """What an upload leaves whose process ends at once in the middle of a blob."""
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from slipway.checkpoints import mirror, records
+        with mirror._owned(Path(sys.argv[1])) as stream:
+            os._exit(9)
+    """
+    path = folder / f".{mirror._machine()}-{'a' * 32}.part"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, env=env).returncode == 9
+    return path
+
+
+def test_what_a_killed_upload_left_is_removed_by_the_next_and_nothing_else_is(
+    lock: CheckpointLock, source: Path, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "mirror" / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    dead = killed_while_writing(blobs)
+    elsewhere, old = blobs / f".00000000-{'b' * 32}.part", blobs / f".{'c' * 32}.part"
+    own = blobs / ".mine.part"
+    for path in (elsewhere, old, own):
+        path.touch()
+    for path in (old, own):
+        os.utime(path, (1, 1))
+    alive = dead.with_name(dead.name.replace("a" * 32, "d" * 32))
+    with mirror._owned(alive):
+        mirror.upload(lock, source, FolderStore(tmp_path / "mirror"))
+        assert [path.exists() for path in (dead, elsewhere, old, own, alive)] == [False, True, False, True, True]
+    os.utime(elsewhere, (1, 1))
+    mirror.upload(lock, source, FolderStore(tmp_path / "mirror"))
+    assert sorted(path.name for path in blobs.glob(".*")) == [".mine.part"]
+
+
+def test_what_was_there_is_said_to_be_unread_and_a_fetch_from_a_mirror_is_a_proof(
+    checkout: Path, source: Path, lock: CheckpointLock, tmp_path: Path
+) -> None:
+    way = mirrors.Way(to=str(tmp_path / "mirror"), folder=source)
+    assert "not read again" not in mirrors.run(Checkout(checkout), [lock], way, silent)[1]
+    assert (
+        "8 were there and not read again (--check reads them)"
+        in mirrors.run(Checkout(checkout), [lock], way, silent)[1]
+    )
+    checked = mirrors.run(Checkout(checkout), [lock], replace(way, check=True), silent)[1]
+    assert "8 were there, in" in checked
+    mirrors.run(Checkout(checkout), [lock], mirrors.Way(source=str(tmp_path / "mirror")), silent)
+    assert set(records.read_proved(checkout / ".slipway" / "models" / "Laguna-tiny")) == {"full"}
 
 
 def test_a_folder_that_cannot_be_written_is_a_disk_failure(lock: CheckpointLock, source: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from slipway import models, recipe
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints import lock_request as requests
 from slipway.checkpoints.lock import Pair
-from slipway.errors import DocumentError, LockDrift, MissingFile
+from slipway.errors import DocumentError, LockDrift, MissingFile, UsageError
 from slipway.progress import silent
 from slipway.reference.hub import Hub, serve
 from slipway.reference.hub_faults import Fault
@@ -231,3 +231,50 @@ def test_an_index_that_is_not_what_the_hub_names_leaves_the_tensors_uncounted(hu
     hub.faults.add(Fault("model.safetensors.index.json", "flip", at=10))
     lock = locks.resolve(TARGET, "main", endpoint=hub.url, token=None)
     assert lock.summary.tensors is None
+
+
+def test_a_lock_of_another_repository_is_not_replaced(hub: Hub, checkout: Checkout) -> None:
+    def lock(repo: str, path: Path | None = None) -> None:
+        models.lock(checkout, repo, "main", path, check=False, progress=silent)
+
+    lock(TARGET)
+    path = checkout.root / locks.default_path(TARGET)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=f"is the lock of another repository .got {TARGET}.*--out"):
+        lock(DRAFTER, path)
+    request = write_request(checkout.root, TARGET, "drafter", DRAFTER, {"repo": DRAFTER, "pairs": []})
+    with pytest.raises(UsageError, match="is the lock of another repository"):
+        models.lock_requested(checkout, [request], check=False, progress=silent)
+    assert path.read_bytes() == before
+    lock(TARGET)
+    path.write_text("<<<<<<< merge")
+    with pytest.raises(DocumentError):
+        lock(TARGET)
+
+
+def test_pairs_stay_with_their_revision_and_are_said_to_be_lost_with_another(
+    hub: Hub, checkout: Checkout, served: Path
+) -> None:
+    notes: list[str] = []
+
+    class Noting:
+        track = staticmethod(silent.track)
+        note = staticmethod(notes.append)
+
+    def lock() -> locks.CheckpointLock:
+        models.lock(checkout, TARGET, "main", None, check=False, progress=Noting())
+        return locks.read(path)
+
+    models.lock_requested(checkout, models.requested(checkout, locked=False), check=False, progress=silent)
+    path = checkout.root / locks.default_path(TARGET)
+    pairs = locks.read(path).pairs
+    assert pairs
+    assert lock().pairs == pairs
+    assert not any("paired" in note for note in notes)
+    readme = served / TARGET / "later.md"
+    readme.write_text("a later revision\n")
+    try:
+        assert lock().pairs == ()
+    finally:
+        readme.unlink()
+    assert [note for note in notes if f"was paired with drafter {DRAFTER}@" in note and "--request" in note]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from slipway import cli
+from slipway.checkpoints.hub import Hub
 from slipway.errors import (
     AuthFailure,
     CheckFailed,
@@ -98,6 +101,47 @@ def test_an_os_error_that_nobody_translated_is_still_a_disk_failure(capsys: pyte
 def test_an_interrupt_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(KeyboardInterrupt()) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_under_json_a_command_that_was_told_to_end_prints_one_document(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit), cli.command(True):
+        signal.raise_signal(number)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["error"], told["exit_code"]) == ("Interrupted", 128 + number)
+    with pytest.raises(SystemExit), cli.command(True) as output:
+        output.result({"a": 1}, "")
+        signal.raise_signal(number)
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_json_whatever_the_encoding_of_stdout(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"place": "\xe9 \u0416 \U0001f600"}
+    for ends_well in (True, False):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        if ends_well:
+            with cli.command(True) as output:
+                output.result(value, "")
+        else:
+            assert ended(UsageError(value["place"], "wrong"), as_json=True) == 2
+        assert json.loads(written.getvalue().decode(encoding))["place"] == value["place"]
+
+
+def test_secrets_are_masked_whatever_letters_and_blanks_they_come_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", " hf_Variable1 \n")
+    Hub(token="hf_FromFile1")
+    text = "hf_variable1 HF_FROMFILE1 http://me:s3cret@h/"
+    for as_json in (False, True):
+        ended(UsageError(text, "wrong"), as_json=as_json)
+        said = capsys.readouterr()
+        assert "*** *** http://***@h/" in said.err
+        assert not any(secret in (said.out + said.err).lower() for secret in ("variable1", "fromfile1", "s3cret"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -122,6 +122,64 @@ def test_what_a_link_has_come_to_name_since_is_kept(models: Models) -> None:
     assert verify(models.locks[0], models.root / "older").files == 8
 
 
+def test_links_of_every_kind_protect_what_they_lead_to(models: Models, tmp_path: Path) -> None:
+    (models.root / "prod").symlink_to(models.folder(0) / "config.json")
+    (models.root / "aliases" / "deep").mkdir(parents=True)
+    (models.root / "aliases" / "deep" / "prod").symlink_to(models.folder(1).absolute())
+    (tmp_path / "hop").symlink_to(models.folder(2))
+    (models.root / "over").symlink_to(tmp_path / "hop")
+    (models.root / "circle").symlink_to("circle")
+    assert planned(models, keep_revisions=0) == set()
+    assert [item.names for item in shelf(models.root)[1:4]] == [("over",), ("aliases/deep/prod",), ("prod",)]
+    (models.root / "prod").unlink()
+    assert planned(models, keep_revisions=0) == {models.folder(0)}
+
+
+def test_a_link_protects_however_the_models_folder_is_named(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (models.root / "prod").symlink_to(models.folder(0).absolute())
+    (tmp_path / "via").symlink_to(models.root)
+    monkeypatch.chdir(tmp_path)
+    for root in (Path("models"), Path("via"), tmp_path / "via", Path("models/../via")):
+        removals = gc.plan(root, keep_revisions=0)
+        assert {removal.path.name for removal in removals} == {models.locks[1].revision, models.locks[2].revision}
+    stale = [gc.Removal(Path("via") / models.folder(0).relative_to(models.root), 0, "nothing named it then")]
+    assert gc.remove(Path("via"), stale) == ()
+    assert models.folder(0).is_dir()
+
+
+def test_what_is_somebodys_own_is_never_planned(models: Models) -> None:
+    backup = models.folder(0).with_name("my-backup")
+    shutil.copytree(models.folder(0), backup)
+    mine = models.root / "Own" / "chapter.incomplete"
+    mine.parent.mkdir()
+    blob = models.root / "models--a--b" / "blobs" / f"{'a' * 64}.01234567.incomplete"
+    near = models.root / "Own" / "blobs" / f"{'a' * 64}.01234567.incomplete"
+    for path in (mine, blob, near):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+        age(path, 8 * DAY_S)
+    assert planned(models, keep_revisions=0) == {models.folder(0), models.folder(1), models.folder(2), blob}
+    assert backup not in [item.folder for item in shelf(models.root)]
+
+
+def test_what_vanishes_while_it_is_listed_is_left_out(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, gone = os.walk, models.folder(1)
+
+    def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for parent, folders, names in real(folder):
+            if Path(parent) == gone and gone.exists():
+                gone.chmod(0o755)
+                shutil.rmtree(gone)
+            yield parent, folders, names
+
+    monkeypatch.setattr(os, "walk", walk)
+    assert [item.revision for item in shelf(models.root)] == [models.locks[number].revision for number in (3, 2, 0)]
+    monkeypatch.undo()
+    assert gc.remove(models.root, [gc.Removal(gone, 0, "planned before")]) == ()
+
+
 def test_a_folder_that_a_repair_has_replaced_goes_whatever_is_kept(models: Models) -> None:
     twin = models.folder(3).with_name(f"{models.locks[3].revision}.0123456789ab")
     models.folder(3).parent.chmod(0o755)
@@ -251,7 +309,10 @@ def test_models_says_what_is_here_when_it_was_proved_and_what_uses_it(checkout: 
     ran = run(checkout, "models", "--json")
     (entry,) = json.loads(ran.stdout)
     assert (entry["names"], entry["repo"], entry["files"]) == (["Laguna-Tiny"], "slipway/Laguna-Tiny", 11)
-    assert entry["used_by"] == {"stacks": ["laptop"], "recipes": ["laguna-tiny.reference/laptop"]}
+    assert entry["used_by"] == {
+        "stacks": ["laptop", "laptop-pd"],
+        "recipes": ["laguna-tiny.reference/laptop", "laguna-tiny.reference/laptop-pd"],
+    }
     assert entry["locked"] is True
     assert set(entry["proved"]) == {"full"}  # a fetch hashes every byte
     verify(locks.read(checkout / "checkpoints" / "laguna-tiny.lock.json"), Path(entry["folder"]), level="sample")

@@ -226,6 +226,10 @@ class TestPage:
         assert "not passed" in text
         assert "<svg" not in text
 
+    def test_a_measurement_alone_neither_passes_nor_fails(self) -> None:
+        assert report(gates=()).verdict == "measured, no gate was run"
+        assert report(gates=(FAILED_GATE,)).verdict == "not passed"
+
     def test_failures_are_shown_with_their_reason(self) -> None:
         records = [record(0), record(1, completed=False, words="error frame")]
         text = page.render(report(records=records, gates=(FAILED_GATE,), steps=(FAILED_STEP,)))
@@ -275,7 +279,13 @@ class TestTerminal:
 
     def test_failures_and_undecided_cross_checks_are_printed(self) -> None:
         text = self.shown(report(records=[record(0), record(1, completed=False, words="cut")], gates=(FAILED_GATE,)))
-        for fact in ("✗ 1 × cut", "gate smoke: failed", "? server-tokens", "✗ all-completed", "run not passed"):
+        for fact in (
+            "✗ 1 × cut",
+            "gate smoke: failed",
+            "? figures in doubt, server-tokens",
+            "! figures in doubt, all-completed",
+            "run not passed",
+        ):
             assert fact in text
 
     def test_a_servers_words_are_neither_markup_nor_control_characters(self) -> None:

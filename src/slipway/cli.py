@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import IO, Any, NoReturn
 from rich.console import Console
 
 from slipway import progress
+from slipway.checkpoints.hub import masked
 from slipway.errors import SlipwayError, UsageError, from_os_error
 from slipway.progress import Progress
 
@@ -37,7 +39,7 @@ class Output:
     def result(self, value: Any, text: str) -> None:
         """Print `value` as JSON where `--json` was given, else `text`."""
         self.printed = True
-        _write(json.dumps(value, indent=2, ensure_ascii=False) + "\n" if self.as_json else text)
+        _write(_document(value) if self.as_json else text)
 
     def shown(self, value: Any, show: Callable[[Console], None]) -> None:
         """Print `value` as JSON where `--json` was given, else let `show` draw it: in colour on a terminal, plain elsewhere."""
@@ -62,8 +64,9 @@ def command(as_json: bool) -> Iterator[Output]:
     except SlipwayError as error:
         _fail(error, output)
     except KeyboardInterrupt:
-        _tell("interrupted; what this command started is stopped")
-        raise SystemExit(INTERRUPTED) from None
+        _end("interrupted; what this command started is stopped", INTERRUPTED, output)
+    except _Terminated as ended:
+        _end("ended by a signal; what this command started is stopped", ended.number, output)
     except BrokenPipeError:
         _drop_stdout()  # the reader (head, less) has seen enough
         raise SystemExit(0) from None
@@ -108,14 +111,14 @@ def _write(text: str) -> None:
 
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):
-        print(_without_secrets(text), file=sys.stderr, flush=True)
+        print(masked(_without_secrets(text)), file=sys.stderr, flush=True)
 
 
 def _without_secrets(text: str) -> str:
     for name in SECRETS:
-        value = os.environ.get(name, "")
+        value = os.environ.get(name, "").strip()
         if len(value) >= 6:
-            text = text.replace(value, "***")
+            text = re.sub(re.escape(value), "***", text, flags=re.IGNORECASE)
     return text
 
 
@@ -129,7 +132,7 @@ def _fail(error: SlipwayError, output: Output) -> NoReturn:
     _tell(str(error))
     if output.as_json and not output.printed:
         try:
-            _write(json.dumps(error.as_json(), indent=2) + "\n")
+            _write(masked(_document(error.as_json())))
         except OSError:
             _drop_stdout()
     elif isinstance(error.__cause__, OSError):
@@ -146,5 +149,28 @@ def _fail_unexpectedly(error: Exception, output: Output) -> NoReturn:
     _fail(SlipwayError("slipway", problem, "this is a bug", f"please report it with {file.name}"), output)
 
 
+def _end(said: str, code: int, output: Output) -> NoReturn:
+    """A command that was told to end: under `--json` that is its document, unless its result was printed before."""
+    _tell(said)
+    if output.as_json and not output.printed:
+        with contextlib.suppress(OSError):
+            _write(_document({**SlipwayError("slipway", said).as_json(), "error": "Interrupted", "exit_code": code}))
+    raise SystemExit(code) from None
+
+
+def _document(value: Any) -> str:
+    """`value` as JSON that stdout can carry: what its encoding lacks would be escaped as no JSON is."""
+    utf8 = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    return json.dumps(value, indent=2, ensure_ascii=not utf8) + "\n"
+
+
+class _Terminated(SystemExit):
+    """SIGTERM or SIGHUP has come; an exit, so that nothing on the way takes it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = 128 + number
+
+
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise _Terminated(number)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway import models
-from slipway.checkpoints import mirror, mirror_s3
+from slipway.checkpoints import mirror, mirror_s3, records
 from slipway.checkpoints.lock import CheckpointLock
 from slipway.errors import UsageError
 from slipway.progress import Progress, human_bytes
@@ -58,10 +58,11 @@ def run(checkout: Checkout, meant: Sequence[CheckpointLock], way: Way, progress:
         sent = mirror.upload(item, folder, store, workers=way.workers, progress=progress)
         read = mirror.check(item, store, workers=way.workers, progress=progress) if way.check else None
         entries.append({"repo": item.repo, "revision": item.revision, **asdict(sent), "checked_bytes": read})
+        unread = " and not read again (--check reads them)" if sent.kept_files and read is None else ""
         checked = f"; read back {human_bytes(read)}, every digest equal to the lock" if read is not None else ""
         lines.append(
             f"{item.repo}@{item.revision[:12]}: {sent.sent_files} files, {human_bytes(sent.sent_bytes)} sent, "
-            f"{sent.kept_files} were there, in {sent.place}{checked}\n"
+            f"{sent.kept_files} were there{unread}, in {sent.place}{checked}\n"
         )
     return entries, "".join(lines)
 
@@ -73,6 +74,7 @@ def _fetch(
     lines: list[str] = []
     for item in meant:
         got = mirror.download(item, way.folder or checkout.models, store, workers=way.workers, progress=progress)
+        records.remember_fetch(item, got.folder, skipped=got.skipped, progress=progress)
         entries.append({"repo": item.repo, "revision": item.revision, **asdict(got), "folder": str(got.folder)})
         lines.append(f"{models.fetched_text(item, got)}\n")
     return entries, "".join(lines)

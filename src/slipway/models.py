@@ -63,10 +63,12 @@ def lock(
 
     The patterns of a recipe that names `repo` say which files are meant; a comparison keeps to those of the lock.
 
-    Raises: LockDrift when `check` finds that upstream moved; UsageError, AuthFailure, MissingFile, NetworkFailure.
+    Raises: LockDrift when `check` finds that upstream moved; UsageError, also when `path` is another repository's lock;
+    AuthFailure, MissingFile, NetworkFailure.
     """
     path = path or checkout.root / locks.default_path(repo)
     before = locks.read(path) if check else None
+    old = None if check else _refuse_another(path, repo)
     with hub_for([repo], checkout) as hub:
         found = locks.resolve(
             repo,
@@ -79,6 +81,8 @@ def lock(
     if before:
         locks.check(before, found)
         return found.as_json(), f"{path} agrees with {repo}@{found.revision}\n"
+    if old and old.pairs:
+        found = _with_pairs_of(old, found, progress)
     locks.write(found, path)
     return found.as_json(), f"wrote {path} ({locks.digest(found)})\n"
 
@@ -101,6 +105,8 @@ def lock_requested(
         for path, request in meant:
             place = path.with_name(path.name.removesuffix(requests.SUFFIX) + ".lock.json")
             before = locks.read(place) if check else None
+            if not check:
+                _refuse_another(place, request.repo)
             found = requests.complete(request, hub, known, progress=progress)
             if before:
                 locks.check(before, found)
@@ -228,6 +234,36 @@ def locks_of(checkout: Checkout) -> list[CheckpointLock]:
     Raises: DocumentError, DiskFailure.
     """
     return [locks.read(path) for path in sorted(checkout.locks.glob("*.lock.json"))]
+
+
+def _refuse_another(path: Path, repo: str) -> CheckpointLock | None:
+    """The lock that `path` holds, None where there is none.
+
+    Raises: UsageError when it is another repository's; DocumentError when it is no lock.
+    """
+    if not path.exists():
+        return None
+    old = locks.read(path)
+    if old.repo.lower() != repo.lower():
+        raise UsageError(
+            path,
+            f"is the lock of another repository (got {old.repo})",
+            "a lock is replaced by one of its own repository only",
+            f"name another file for {repo}: --out, or the request's own name",
+        )
+    return old
+
+
+def _with_pairs_of(old: CheckpointLock, found: CheckpointLock, progress: Progress) -> CheckpointLock:
+    """`found` with the pairs of the lock before, which hold for its revision alone."""
+    if old.revision == found.revision:
+        return locks.with_pairs(found, old.pairs)
+    pairs = ", ".join(f"{pair.role} {pair.repo}@{pair.revision[:12]}" for pair in old.pairs)
+    progress.note(
+        f"the lock of {old.repo}@{old.revision[:12]} was paired with {pairs}; that is not known of {found.revision[:12]} "
+        "and was left out: lock both with lock-models --request"
+    )
+    return found
 
 
 def _patterns(checkout: Checkout, repo: str) -> list[str]:

@@ -218,7 +218,12 @@ def _plan_lines(seen: Preview) -> Iterator[str]:
 
 
 def _closing(seen: Preview) -> Iterator[str]:
-    for title, lines in (("notes", seen.notes), ("`pulumi up` would refuse this stack", seen.up_would_refuse)):
+    warned = tuple(f"[{warning.rule}] {warning.message}" for warning in seen.plan.warnings)
+    for title, lines in (
+        ("notes", seen.notes),
+        ("the plan warns", warned),
+        ("`pulumi up` would refuse this stack", seen.up_would_refuse),
+    ):
         if lines:
             yield ""
             yield title

@@ -224,7 +224,7 @@ def test_a_moved_tag_is_drift(
     )  # fmt: skip
     drift = copy.run("verify-image", "--engine", "sglang", "--drift")
     assert drift.returncode == 3
-    assert f"base: {tagged}@sha256:" in drift.stderr
+    assert f"base.ref: {tagged}@sha256:" in drift.stderr
 
 
 @pytest.mark.needs("docker")
@@ -313,6 +313,13 @@ def test_the_reference_images_packages_are_those_that_the_tests_run_with() -> No
         (("mirror-image", "--to", "layout:x"), 2, "give one of --engine and --from"),
         (("mirror-image", "--engine", "vllm", "--to", "layout:x"), 5, "invoke build-image --engine vllm"),
         (("verify-image", "--engine", "vllm"), 5, "invoke build-image --engine vllm"),
+        (("verify-image", "--engine", "vllm", "--key", "k.pub"), 2, "--key: needs --pushed"),
+        (("verify-image", "--engine", "vllm", "--pushed", "r/x:1", "--drift"), 2, "--drift: does not go with"),
+        (("verify-image", "--engine", "vllm", "--pushed", ""), 2, "--pushed: is empty"),
+        (("build-image", "--engine", "vllm", "--push", ""), 2, "--push: is empty"),
+        (("mirror-image", "--engine", "vllm", "--to", ""), 2, "--to: is empty"),
+        (("build-image", "--engine", "vllm", "--dry-run", "--oldest-docker", "banana"), 2, "is no version"),
+        (("build-image", "--engine", "vllm", "--push", "r/x:1", "--sign", "no.key"), 5, "no.key"),
     ],
 )
 def test_what_cannot_be_meant_is_said_with_the_next_step(

@@ -12,9 +12,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.request import getproxies
 
 import httpx2
-from huggingface_hub import close_session, get_session
+from huggingface_hub import close_session, get_session, set_client_factory
+
+from slipway.checkpoints.hub import without_user_info
+from slipway.errors import UsageError
 
 MAX_BYTES = 64 << 20
 """Longest answer that is read. The listing of a repository has some 300 bytes per file; the limit of a repository is 100,000 files."""
@@ -56,14 +60,50 @@ class _Known:
         self._client: weakref.ref[httpx2.Client] | None = None
 
     def client(self) -> httpx2.Client:
-        with self.lock:
+        """The library's client.
+
+        Raises: UsageError for a proxy in the environment that it cannot use.
+        """
+        with self.lock, _proxies_named():
             client = get_session()
             if self._client is None or self._client() is not client:
                 close_session()  # it may have connections that nobody could end
-                client = get_session()
+                client = _going_direct_to_loopback()
                 self._client = weakref.ref(client)
             return client
 
+
+@contextmanager
+def _proxies_named() -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        found = {
+            f"{scheme}_proxy": without_user_info(url) for scheme, url in sorted(getproxies().items()) if scheme != "no"
+        }
+        if not found:
+            raise
+        raise UsageError(
+            " or ".join(found),
+            f"names a proxy that cannot be used (got {', '.join(map(ascii, found.values()))})",
+            "http://host:port or https://host:port; SOCKS is not supported",
+            "correct it or unset it",
+        ) from error
+
+
+def _going_direct_to_loopback() -> httpx2.Client:
+    """A new client of the library, which asks no proxy for this machine's own addresses: it could not reach them."""
+    client = get_session()
+    if getproxies():
+        hooks = client.event_hooks
+        set_client_factory(
+            lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=None, mounts=_DIRECT)
+        )
+        client = get_session()
+    return client
+
+
+_DIRECT: dict[str, httpx2.BaseTransport | None] = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 
 _known = _Known()
 """A client of its own for each question would read all certificates each time."""

@@ -24,7 +24,6 @@ from slipway.checkpoints.sources import HUB
 from slipway.checkpoints.sources import read as read_sources
 from slipway.checkpoints.transfer import Cancelled, Patience, Transfer
 from slipway.checkpoints.transport import Failed, Transport
-from slipway.checkpoints.verify import digests_on_disk
 from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
@@ -38,6 +37,10 @@ if TYPE_CHECKING:
 
 _SPARE = 0.02
 """Part of the bytes that must stay free besides: blocks, folders, other writers."""
+
+
+_LOOK_S = 0.5
+"""How long the main thread sleeps at a time: a signal that comes just before it falls asleep is only met when it wakes."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def fetch(  # noqa: PLR0913 -- each is one flag of the command
     carrier = carrier if servers[0].layout == HUB else None
     way = _Way(hub, servers, max(workers, 1), patience or Patience(), _io(io, lock), adopt=adopt, carrier=carrier)
     folder = publish.published(lock, root)
+    if folder is not None:
+        publish.tidy(folder, progress)
     if folder is None:
         places.prepare(adopt=adopt)
         with staging.one_at_a_time(root, lock.repo, progress):
@@ -128,17 +133,20 @@ class _Fetch:
         self._way = way
         self._progress = progress
         self._chunks: dict[str, dict[int, str]] = {}
+        self._seen: dict[str, os.stat_result] = {}
         self._carried = 0
 
     def run(self, began_s: float) -> FetchResult:
-        surveys = [publish.survey(self._lock, folder) for folder in self._places.candidates()]
+        surveys = [self._survey(folder) for folder in self._places.candidates()]
         whole, how = next((survey.folder for survey in surveys if survey.intact), None), "untouched"
-        good: tuple[PinnedFile, ...] = ()
+        good: dict[str, Held] = {}
         if whole is None and surveys:
-            good = self._good(surveys[0])
-            if len(good) == len(self._lock.files) and not surveys[0].extra:
-                publish.write_manifest(self._lock, surveys[0].folder)
+            good = self._right(surveys[0], surveys[0].doubtful)
+            if len(good) == len(surveys[0].doubtful) and not (surveys[0].missing or surveys[0].extra):
+                reuse.remember_touched(self._lock, surveys[0], good)
                 whole, how = surveys[0].folder, "touched but equal by digest"
+            else:
+                good.update(self._right(surveys[0], surveys[0].good))
         if whole is not None and not (self._way.adopt and self._places.foreign):
             self._places.swap_link(whole)
             staging.remove_litter(self._places.root, self._progress)
@@ -159,20 +167,28 @@ class _Fetch:
         seconds = time.monotonic() - began_s
         return FetchResult(folder, len(wanted), size, len(held), False, seconds, self._carried)
 
-    def _good(self, survey: publish.Survey) -> tuple[PinnedFile, ...]:
-        """The files of a damaged folder that are right after all: untouched, or changed outside but equal by digest."""
-        digests = digests_on_disk(survey.folder, survey.doubtful, self._way.workers, self._progress)
-        right = [file for file, digest in zip(survey.doubtful, digests) if digest == digest_of(file)]  # noqa: B905 -- 3.8
-        bad = [file.path for file in (*survey.missing, *survey.doubtful) if file not in right]
-        if bad:
-            self._progress.note(f"damaged or missing in {survey.folder}: {', '.join(sorted(bad))}")
-        return (*survey.good, *right)
+    def _survey(self, folder: Path) -> publish.Survey:
+        publish.tidy(folder, self._progress)
+        return publish.survey(self._lock, folder)
 
-    def _held(self, damaged: Path | None, good: Sequence[PinnedFile]) -> dict[str, Held]:
-        """Per path, the files that need not be fetched, with what is known of their chunks."""
-        held = {file.path: Held(damaged / file.path) for file in good} if damaged else {}
+    def _right(self, survey: publish.Survey, files: Sequence[PinnedFile]) -> dict[str, Held]:
+        """Those of `files` in a damaged folder that are right, each of them hashed; the others are said, with what is missing."""
+        held = {file.path: Held(survey.folder / file.path) for file in files}
+        right = reuse.proved(held, files, self._way.workers, self._progress)
+        bad = sorted(held.keys() - right.keys())
+        if files is survey.good:
+            if bad:
+                reuse.doubt(survey.folder, bad, self._progress)
+        elif bad or survey.missing:
+            named = sorted([*bad, *(file.path for file in survey.missing)])
+            self._progress.note(f"damaged or missing in {survey.folder}: {', '.join(named)}")
+        return right
+
+    def _held(self, damaged: Path | None, good: dict[str, Held]) -> dict[str, Held]:
+        """Per path, the files that need not be fetched, each of them hashed, with what is known of their chunks."""
+        held = dict(good)
         rest = [file for file in self._lock.files if file.path not in held]
-        held.update(reuse.in_store(self._places.root, rest))
+        held.update(reuse.in_store(self._places.root, rest, self._way.workers, self._progress))
         rest = [file for file in rest if file.path not in held]
         foreign = self._places.foreign
         if self._way.adopt and foreign:
@@ -231,7 +247,8 @@ class _Fetch:
         """Nothing; every file of `wanted` is among the parts of `place`."""
         lock, way = self._lock, self._way
         transport = Transport(way.hub, way.patience.stall_s)
-        transfer = Transfer(transport, lambda file: [source.url(lock, file) for source in way.sources], way.patience)
+        urls_of = lambda file: [source.url(lock, file) for source in way.sources]  # noqa: E731
+        transfer = Transfer(transport, urls_of, way.patience, self._progress.note)
         label = f"fetching {lock.repo}@{lock.revision[:12]}"
         different: dict[str, PinnedFile] = {}
         for file in wanted:
@@ -305,7 +322,7 @@ class _Fetch:
         self._progress.note(f"fetched {file.path}{how} ({file.size_bytes} bytes, {digest_of(file)[:19]}… ok)")
 
     def _arrange(self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place) -> None:
-        """Nothing; every file of the lock is in the tree of `place`."""
+        """Nothing; every file of the lock is in the tree of `place`, and is what was fetched or hashed."""
         placed: dict[str, str] = {}
         for file in wanted:
             target = place.tree / file.path
@@ -320,6 +337,10 @@ class _Fetch:
             one = held.get(file.path)
             if one and reuse.place(file, one, place.tree) and one.folder:
                 linked.setdefault(one.folder, []).append(one.inside)
+            self._seen[file.path] = os.lstat(place.tree / file.path)
+        for file in self._lock.files:
+            # One file may stand at two paths: the second link changed the ctime of the first.
+            self._seen[file.path] = reuse.settled(file, place.tree, self._seen[file.path], links=True)
         for folder, paths in linked.items():
             publish.remember_links(folder, paths)
 
@@ -328,12 +349,15 @@ class _Fetch:
         if any(file.path.endswith(structure.SHARD_SUFFIX) for file in self._lock.files):
             structure.check(tree, digests_known=True)
         publish.make_read_only(tree, self._lock.files)
-        publish.write_manifest(self._lock, tree, self._chunks)
+        for file in self._lock.files:
+            self._seen[file.path] = reuse.settled(file, tree, self._seen[file.path], links=False)
+        publish.write_manifest(self._lock, tree, self._chunks, self._seen)
         rival = publish.published(self._lock, self._places.root)
         if rival is not None:
             self._progress.note(f"another fetch has published {rival} meanwhile; using it")
             return rival
         folder = self._places.adopt(tree, repair=bool(surveys))
+        untouched = [file.path for file in publish.survey(self._lock, folder).good]
         foreign = self._places.foreign if self._way.adopt else None
         aside = reuse.set_aside(foreign) if foreign else None
         self._places.swap_link(folder)
@@ -341,11 +365,18 @@ class _Fetch:
             self._progress.note(f"what was in {foreign} and is not in the lock is now in {aside}")
         removable = bool(surveys) and publish.survey(self._lock, folder).intact
         for survey in surveys if removable else ():
-            reuse.remove(self._places.root, survey.folder)
+            self._remove(survey.folder)
         if aside or removable:
             # A hard link less is a new ctime; remember it, or the next look would hash everything.
-            publish.write_manifest(self._lock, folder)
+            publish.remember_links(folder, untouched)
         return folder
+
+    def _remove(self, folder: Path) -> None:
+        """Nothing; the replaced `folder` is gone, and what somebody else had put into it is beside the link."""
+        kept = reuse.keep_strangers(folder, publish.strangers(self._lock, folder), self._places.link)
+        if kept:
+            self._progress.note(f"what was in {folder} and is not in the lock is now in {kept}")
+        reuse.remove(self._places.root, folder)
 
 
 def _all(
@@ -356,7 +387,9 @@ def _all(
     try:
         for job in jobs:
             futures.append(pool.submit(job))
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        done, left = wait(futures, _LOOK_S, FIRST_EXCEPTION)
+        while left and not any(future.exception() for future in done):
+            done, left = wait(futures, _LOOK_S, FIRST_EXCEPTION)
         for future in sorted(done, key=lambda future: isinstance(future.exception(), Cancelled)):
             future.result()
     except BaseException:

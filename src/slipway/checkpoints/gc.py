@@ -8,6 +8,7 @@ what huggingface_hub left behind when it was killed, which it neither resumes no
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections import Counter
@@ -25,6 +26,9 @@ KEEP_REVISIONS = 1
 
 OLD_S = 7 * 24 * 3600
 """From this age on, what an interrupted fetch has left is not waited for any more."""
+
+
+_INCOMPLETE = re.compile(r"[0-9A-Za-z_=-]+(?:\.[0-9A-Za-z_-]+)*\.incomplete")
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,20 @@ def _incomplete(root: Path, older_s: float) -> Iterator[tuple[Path, str]]:
         folders[:] = [name for name in folders if name != ".store"]
         for name in sorted(names):
             path = Path(parent, name)
-            if name.endswith(".incomplete") and not path.is_symlink():
-                age_s = time.time() - path.lstat().st_mtime
+            if _is_of_hub_library(path) and not path.is_symlink():
+                try:
+                    age_s = time.time() - path.lstat().st_mtime
+                except FileNotFoundError:
+                    continue  # it has come to its end
                 if age_s >= older_s:
                     yield path, f"a download of huggingface_hub that ended {age_s / 3600:.0f} h ago"
+
+
+def _is_of_hub_library(path: Path) -> bool:
+    """Whether huggingface_hub names its parts so: in a cache's `blobs`, or in the hidden folder beside files of its own."""
+    in_cache = path.parent.name == "blobs" and re.match("(models|datasets|spaces)--", path.parents[1].name)
+    beside = "/.cache/huggingface/download/" in f"{path.as_posix()}"
+    return bool((in_cache or beside) and _INCOMPLETE.fullmatch(path.name))
 
 
 def _freed(paths: Sequence[Path]) -> list[int]:
@@ -121,7 +135,10 @@ def _freed(paths: Sequence[Path]) -> list[int]:
     for path in paths:
         size = 0
         for file in _files(path):
-            status = file.lstat()
+            try:
+                status = file.lstat()
+            except FileNotFoundError:
+                continue  # gone since it was listed
             links[status.st_dev, status.st_ino] += 1
             if links[status.st_dev, status.st_ino] == status.st_nlink:
                 size += status.st_blocks * 512
@@ -150,7 +167,9 @@ def _remove(root: Path, path: Path, progress: Progress) -> bool:
         return True
     repo = f"{path.parents[1].name}/{path.parent.name}"
     with staging.one_at_a_time(root, repo, progress):
-        if Path(os.path.normpath(path)) in linked(root):
+        if not path.is_dir():
+            return False  # a repair was faster
+        if path.resolve() in linked(root):
             progress.note(f"{path} is linked now; kept")
             return False
         _remove_published(root, path)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from slipway.checkpoints.pins import plain_bytes
 from slipway.errors import NetworkFailure, UsageError, from_os_error
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+
+_SHORTEST_SECRET = 6
+"""Shorter texts are not masked: they would be found inside of ordinary words."""
+
+_LONGEST_TOKEN_FILE_BYTES = 1 << 16
+_USER_INFO = re.compile(r"((?:https?|ftp|socks[0-9]?[a-z]?)://)[^\s/?#\"'<>]*@", re.IGNORECASE)
+
+_tokens: set[str] = set()
+"""Every token that a hub was made with in this process; others may echo them in any text."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +43,14 @@ class Hub:
         if not usable or parts.username or parts.query or parts.fragment or not self.endpoint.isprintable():
             raise UsageError(
                 "HF_ENDPOINT",
-                f"is not the address of a hub (got {_without_userinfo(self.endpoint)!a})",
+                f"is not the address of a hub (got {without_user_info(self.endpoint)!a})",
                 "http:// or https://, a host, perhaps a port and a path",
                 "correct it or unset it",
             )
         if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
             raise UsageError("HF_TOKEN", "has characters that no token has", "", "copy the token again")
+        if self.token and len(self.token) >= _SHORTEST_SECRET:
+            _tokens.add(self.token)
         object.__setattr__(self, "endpoint", self.endpoint.rstrip("/"))
 
     def file_url(self, repo: str, revision: str, path: str) -> str:
@@ -53,8 +66,16 @@ class Hub:
             raise offline(self.endpoint)
 
 
-def _without_userinfo(address: str) -> str:
-    """`address` as it may be printed: a name and password in it are not."""
+def masked(text: str) -> str:
+    """`text` as it may be shown, whoever has said it: without a token in use, in capitals or not, and without names and
+    passwords in addresses."""
+    for token in tuple(_tokens):
+        text = re.sub(re.escape(token), "***", text, flags=re.IGNORECASE)
+    return _USER_INFO.sub(r"\1***@", text)
+
+
+def without_user_info(address: str) -> str:
+    """`address`, all of it one address, as it may be shown: a name and password in it are not, whatever they consist of."""
     scheme, slashes, rest = address.partition("://")
     return f"{scheme}{slashes}***@{rest.rpartition('@')[2]}" if "@" in rest else address
 
@@ -89,7 +110,13 @@ def _token_file() -> str:
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
     path = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")).expanduser()
     try:
-        return path.read_text(encoding="utf-8").strip()
+        if path.is_file() and path.stat().st_size > _LONGEST_TOKEN_FILE_BYTES:
+            raise UsageError(path, "the token file is too long to be one", "", "log in again: hf auth login")
+        real = Path(os.path.realpath(path))
+        if real == Path(os.devnull):
+            return ""
+        # A link is somebody's own; a pipe or a device would make the command wait, or never end.
+        return plain_bytes(real).decode().strip()
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError:

@@ -12,12 +12,18 @@ way; the mirror is only another place that bytes may come from.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import os
+import re
+import stat
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,13 +34,19 @@ from slipway.checkpoints import fetch, gateway
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.hub import Hub
 from slipway.checkpoints.lock import CheckpointLock, LockedFile
-from slipway.checkpoints.pins import Hasher, digest_of
+from slipway.checkpoints.pins import Hasher, digest_of, plain_bytes
 from slipway.checkpoints.verify import digest_on_disk
 from slipway.durable import remove_file, sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, SlipwayError, from_os_error
 from slipway.progress import Progress, silent
 
 _PIECE_BYTES = 1 << 20
+
+_LEFT_S = 24 * 3600
+"""From this age on, what an upload has left half written is removed, wherever it ran; one of this machine at once."""
+
+_HALF = re.compile(r"\.(?:[0-9a-f]{8}-)?[0-9a-f]{32}\.(?:part|tmp)")
+"""Names of files that are being written: parts of blobs, and manifests by `write_durably`."""
 
 
 class Store(Protocol):
@@ -89,6 +101,8 @@ def upload(
 
     Raises: IntegrityMismatch, MissingFile, AuthFailure, NetworkFailure, DiskFailure.
     """
+    if isinstance(store, FolderStore):
+        store.remove_left(progress)
     sent = threading.Lock()
     with progress.track(f"mirroring {lock.repo} to {store.place}", lock.summary.total_bytes) as advance:
 
@@ -146,7 +160,7 @@ def download(
     Raises: IntegrityMismatch, MissingFile, LockDrift, AuthFailure, NetworkFailure, DiskFailure, UsageError.
     """
     refuse_incomplete(lock, store)
-    with gateway.serve(files_of(lock, store)) as url, _without_proxy():
+    with gateway.serve(files_of(lock, store)) as url:
         try:
             return fetch.fetch(lock, root, hub=Hub(url), workers=workers, progress=progress)
         except SlipwayError as error:
@@ -200,33 +214,37 @@ class FolderStore:
         self.place = str(root)
 
     def size(self, name: str) -> int | None:
+        path = self._root / name
         try:
-            return (self._root / name).stat().st_size
+            status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise from_os_error(error, self._root / name, "looking at the mirror") from error
+            raise from_os_error(error, path, "looking at the mirror") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise from_os_error(OSError(errno.EINVAL, _NOT_REGULAR), path, "looking at the mirror")
+        return status.st_size
 
     def put(self, name: str, source: Path, file: LockedFile) -> bool:
         target = self._root / name
-        temporary = target.with_name(f".{uuid.uuid4().hex}.part")
+        temporary = target.with_name(f".{_machine()}-{uuid.uuid4().hex}.part")
         hasher = Hasher(file)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with source.open("rb") as stream, temporary.open("xb") as kept:
+                with source.open("rb") as stream, _owned(temporary) as kept:
                     while piece := stream.read(_PIECE_BYTES):
                         hasher.update(piece)
                         kept.write(piece)
                     kept.flush()
                     os.fsync(kept.fileno())
-                if hasher.digest != digest_of(file):
-                    raise changed(source, file, hasher.digest)
-                temporary.chmod(0o444)
-                try:
-                    os.link(temporary, target)  # unlike a rename, it never replaces
-                except FileExistsError:
-                    return False
+                    if hasher.digest != digest_of(file):
+                        raise changed(source, file, hasher.digest)
+                    temporary.chmod(0o444)
+                    try:
+                        os.link(temporary, target)  # unlike a rename, it never replaces
+                    except FileExistsError:
+                        return False
             finally:
                 remove_file(temporary)
             sync_folder(target.parent)
@@ -244,7 +262,7 @@ class FolderStore:
 
     def get_text(self, name: str) -> bytes | None:
         try:
-            return (self._root / name).read_bytes()
+            return plain_bytes(Path(os.path.realpath(self._root / name)))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -252,9 +270,77 @@ class FolderStore:
 
     @contextmanager
     def open(self, name: str, start: int) -> Iterator[IO[bytes]]:
-        with (self._root / name).open("rb", buffering=0) as stream:
+        path = self._root / name
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as stream:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
             stream.seek(start)
             yield stream
+
+    def remove_left(self, progress: Progress = silent) -> None:
+        """Nothing; what uploads have left half written is gone, with a note, unless it may still be written to.
+
+        Raises: DiskFailure.
+        """
+        for place in ("blobs", "models"):
+            for folder, _, names in os.walk(self._root / place):
+                for name in filter(_HALF.fullmatch, names):
+                    path = Path(folder, name)
+                    try:
+                        if _remove_left(path):
+                            progress.note(f"{path} was left by an upload that was interrupted; removed")
+                    except FileNotFoundError:
+                        continue  # its upload has ended meanwhile
+                    except OSError as error:
+                        raise from_os_error(error, path, "removing what an upload has left") from error
+
+
+_NOT_REGULAR = "not a regular file"
+
+
+def _machine() -> str:
+    """Eight digits for this machine since it was started: locks are seen by those that share them."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        boot = str(uuid.getnode())
+    return hashlib.sha256(boot.encode()).hexdigest()[:8]
+
+
+@contextmanager
+def _owned(path: Path) -> Iterator[IO[bytes]]:
+    """A new file at `path` that is locked while the block writes it, so that nobody takes it for left."""
+    while True:
+        with path.open("xb") as stream:
+            with suppress(OSError):  # a file system without locks: there, age alone tells
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            if not path.exists():
+                continue  # removed before it was locked
+            yield stream
+            return
+
+
+def _remove_left(path: Path) -> bool:
+    """Whether nobody writes to `path` any more; then it is gone.
+
+    Raises: OSError.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    if time.time() - status.st_mtime > _LEFT_S:
+        path.unlink()
+        return True
+    if not path.name.startswith(f".{_machine()}-"):
+        return False
+    with path.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        path.unlink()  # before the lock goes: its owner, should one just be beginning, sees that
+    return True
 
 
 def changed(source: Path, file: LockedFile, got: str) -> IntegrityMismatch:
@@ -299,20 +385,3 @@ def _in_mirror_words(error: SlipwayError, url: str, place: str) -> SlipwayError:
     if isinstance(error, IntegrityMismatch):
         texts[3] = "nothing was published; remove the object from the mirror, then mirror it again with --to"
     return type(error)(*texts)
-
-
-@contextmanager
-def _without_proxy() -> Iterator[None]:
-    """Nothing; a proxy is not asked for this machine's own addresses while the block runs."""
-    names = ("no_proxy", "NO_PROXY")
-    before = {name: os.environ.get(name) for name in names}
-    for name in names:
-        os.environ[name] = ",".join(filter(None, (before[name], "127.0.0.1")))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

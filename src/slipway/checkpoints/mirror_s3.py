@@ -23,6 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from slipway.checkpoints.gateway import Gone
+from slipway.checkpoints.hub import masked, without_user_info
 from slipway.checkpoints.lock import LockedFile
 from slipway.checkpoints.mirror import FolderStore, Store, changed
 from slipway.checkpoints.pins import digest_of
@@ -51,11 +52,14 @@ def store_at(place: str) -> Store:
 
     Raises: UsageError.
     """
-    if place.startswith("s3://"):
-        return S3Store(place)
-    if re.match(r"[a-z][a-z0-9+.-]*://", place):
+    if place[:5].lower() == "s3://":
+        return S3Store(f"s3://{place[5:]}")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", place):
         raise UsageError(
-            "--to or --from", f"is no mirror (got {place})", "s3://bucket/prefix, or a folder", "correct it"
+            "--to or --from",
+            f"is no mirror (got {without_user_info(place)})",
+            "s3://bucket/prefix, or a folder (./x:/y where its name looks like an address)",
+            "correct it",
         )
     return FolderStore(Path(place))
 
@@ -86,7 +90,7 @@ class S3Store:
             self._client: Any = boto3.session.Session().client("s3", config=config)
         except (BotoCoreError, ValueError) as error:
             remedy = "set AWS_REGION and AWS_ENDPOINT_URL, or ~/.aws/config"
-            raise UsageError(self.place, f"S3 cannot be asked ({error})", "", remedy) from error
+            raise UsageError(self.place, f"S3 cannot be asked ({masked(str(error))})", "", remedy) from error
 
     def size(self, name: str) -> int | None:
         try:
@@ -184,7 +188,7 @@ class S3Store:
             return AuthFailure(place, f"S3 refuses access ({code or error})", "", remedy)
         if code == "NoSuchBucket":
             return MissingFile(f"s3://{self._bucket}", "no such bucket", "", "create it, or correct its name")
-        said = " ".join(str(error).split())[:300]
+        said = masked(" ".join(str(error).split()))[:300]
         return NetworkFailure(
             place, f"S3 does not answer as it must ({said})", "", "check the network and AWS_ENDPOINT_URL"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import uuid
 from dataclasses import dataclass
@@ -27,20 +28,27 @@ from slipway.errors import DiskFailure, UsageError, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from slipway.checkpoints.pins import PinnedFile, Pins
+    from slipway.checkpoints.pins import PinnedFile, Pins, Progress
 
 SCHEMA = "slipway/checkpoint-manifest/v1"
+
+_LITTER = re.compile(r"\.[0-9a-f]{32}\.tmp")
+"""What a writer of a manifest left in the folder when it was killed, before manifests were written outside of it."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A published folder held against the lock by stat alone: what is `good`, what must be hashed again, what is too much."""
+    """A published folder held against the lock by stat alone: what is `good`, what must be hashed again, what is too much.
+
+    `seen` has per path what stat said of the good and the doubtful files.
+    """
 
     folder: Path
     good: tuple[PinnedFile, ...]
     doubtful: tuple[PinnedFile, ...]
     missing: tuple[PinnedFile, ...]
     extra: tuple[str, ...]
+    seen: Mapping[str, os.stat_result]
 
     @property
     def intact(self) -> bool:
@@ -64,7 +72,10 @@ def survey(lock: Pins, folder: Path) -> Survey:
     remembered = read_manifest(folder, lock)
     found = files_in(folder)
     links = [f"{path}/" for path in found if (folder / path).is_symlink()]
-    good, doubtful, missing = [], [], []
+    good: list[PinnedFile] = []
+    doubtful: list[PinnedFile] = []
+    missing: list[PinnedFile] = []
+    seen: dict[str, os.stat_result] = {}
     for file in lock.files:
         if any(file.path.startswith(link) for link in links):
             missing.append(file)  # a folder was replaced by a link: what is behind it is not ours
@@ -76,13 +87,16 @@ def survey(lock: Pins, folder: Path) -> Survey:
             continue
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.size_bytes:
             missing.append(file)
-        elif remembered.get(file.path) == identity(status, file):
-            good.append(file)
-        else:
-            doubtful.append(file)
+            continue
+        seen[file.path] = status
+        (good if remembered.get(file.path) == identity(status, file) else doubtful).append(file)
+    return Survey(folder, tuple(good), tuple(doubtful), tuple(missing), tuple(strangers(lock, folder)), seen)
+
+
+def strangers(lock: Pins, folder: Path) -> list[str]:
+    """Paths of what is in `folder` and is neither in `lock` nor Slipway's own; relative, sorted."""
     expected = {file.path for file in lock.files} | {MANIFEST}
-    extra = tuple(path for path in found if path not in expected)
-    return Survey(folder, tuple(good), tuple(doubtful), tuple(missing), extra)
+    return [path for path in files_in(folder) if path not in expected and not _LITTER.fullmatch(path)]
 
 
 def identity(status: os.stat_result, file: PinnedFile) -> dict[str, Any]:
@@ -140,14 +154,20 @@ def read_chunks(folder: Path) -> dict[str, dict[int, str]]:
         return {}  # without them a damaged file is fetched whole
 
 
-def write_manifest(lock: Pins, folder: Path, chunks: Mapping[str, Mapping[int, str]] | None = None) -> None:
-    """Nothing; every file in `folder` is then remembered as it is now, on disk. Call it when all digests are known.
+def write_manifest(
+    lock: Pins,
+    folder: Path,
+    chunks: Mapping[str, Mapping[int, str]] | None = None,
+    seen: Mapping[str, os.stat_result] | None = None,
+) -> None:
+    """Nothing; every file in `folder` is then remembered as it was `seen` when its digest was known; without it, as it is now.
 
     `chunks` is what `read_chunks` answers from then on; without it, what it answers now.
 
     Raises: DiskFailure, MissingFile.
     """
-    files = {file.path: identity(os.lstat(folder / file.path), file) for file in lock.files}
+    at = {file.path: (seen or {}).get(file.path) or os.lstat(folder / file.path) for file in lock.files}
+    files = {file.path: identity(at[file.path], file) for file in lock.files}
     known = read_chunks(folder) if chunks is None else chunks
     prefixes = {path: {str(end): digest for end, digest in found.items()} for path, found in known.items() if found}
     data = {"schema": SCHEMA, "repo": lock.repo, "revision": lock.revision, "files": files, "prefix_digests": prefixes}
@@ -164,20 +184,68 @@ def remember_links(folder: Path, paths: Collection[str]) -> None:
     """
     data = json.loads(plain_bytes(folder / MANIFEST))
     for path in paths:
-        status, known = os.lstat(folder / path), data["files"][path]
+        status, known = os.lstat(folder / path), data["files"].get(path)
+        if known is None:
+            continue  # found wrong meanwhile
         now = (status.st_size, status.st_ino, status.st_mtime_ns)
         if now == (known["size_bytes"], known["inode"], known["mtime_ns"]):
             known["ctime_ns"] = status.st_ctime_ns
     _write_manifest(data, folder)
 
 
-def _write_manifest(data: dict[str, Any], folder: Path) -> None:
-    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    folder.chmod(mode | 0o300)
+def forget(folder: Path, paths: Collection[str]) -> None:
+    """Nothing; the manifest in `folder` knows nothing of `paths` any more, so the next look hashes them.
+
+    Raises: DiskFailure, OSError.
+    """
     try:
-        write_durably(folder / MANIFEST, text.encode(), 0o444)
+        data = json.loads(plain_bytes(folder / MANIFEST))
+        files = data["files"]
+        known = [path for path in paths if files.pop(path, None) is not None]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, FileNotFoundError):
+        return  # a manifest that says nothing makes every file doubtful
+    if known:
+        _write_manifest(data, folder)
+
+
+def is_published(folder: Path) -> bool:
+    """Whether `folder` (or what it links to) lies where Slipway publishes, so that a manifest belongs in it."""
+    parents = folder.resolve().parents
+    return len(parents) > 3 and parents[2].name == ".store" and not parents[1].name.startswith(".")
+
+
+def tidy(folder: Path, progress: Progress) -> None:
+    """Nothing; what a killed writer left in the published `folder` is gone, and the folder is read-only again."""
+    try:
+        left = [name for name in os.listdir(folder) if _LITTER.fullmatch(name)]  # noqa: PTH208 -- names only
+        if not left and not stat.S_IMODE(folder.stat().st_mode) & 0o222:
+            return
+        folder.chmod(0o755)
+        for name in left:
+            remove_file(folder / name)
+        folder.chmod(0o555)
+    except OSError as error:
+        progress.note(f"{folder} is not tidied up: {error.strerror}")
+
+
+def _write_manifest(data: dict[str, Any], folder: Path) -> None:
+    """Nothing; `folder` has this manifest. Half-written it lies outside of it: an engine may be reading the folder."""
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    folder = folder.resolve()
+    store = next((parent for parent in folder.parents if parent.name == ".store"), None)
+    place = store / ".staging" if store else folder
+    temporary = place / f".{uuid.uuid4().hex}.tmp"
+    mode = 0o555 if is_published(folder) else stat.S_IMODE(folder.stat().st_mode)
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        write_durably(temporary, text.encode(), 0o444)
+        folder.chmod(mode | 0o300)
+        temporary.replace(folder / MANIFEST)
+        sync_folder(folder)
+    except OSError as error:
+        raise from_os_error(error, folder / MANIFEST, "writing the file") from error
     finally:
+        remove_file(temporary)
         folder.chmod(mode)
 
 
@@ -217,7 +285,7 @@ class Places:
                 try:
                     folder.mkdir(mode=0o755)
                 except FileExistsError:
-                    _refuse_link(folder)
+                    refuse_link(folder)
             refuse_links(self.root)
         except OSError as error:
             raise from_os_error(error, self.root, "preparing the checkpoint folder") from error
@@ -296,10 +364,14 @@ def refuse_links(root: Path) -> None:
     """
     for folder in (root / ".store", root / ".store" / ".staging", root / ".store" / ".records"):
         if os.path.lexists(folder):
-            _refuse_link(folder)
+            refuse_link(folder)
 
 
-def _refuse_link(folder: Path) -> None:
+def refuse_link(folder: Path) -> None:
+    """Nothing, when `folder` is a plain folder.
+
+    Raises: DiskFailure.
+    """
     if folder.is_symlink() or not folder.is_dir():
         raise DiskFailure(
             folder,

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.checkpoints.pins import MANIFEST, digest_of, plain_bytes
-from slipway.checkpoints.publish import refuse_links
-from slipway.durable import write_durably
+from slipway.checkpoints.publish import refuse_link, refuse_links
+from slipway.durable import remove_file, write_durably
 from slipway.errors import SlipwayError
 
 if TYPE_CHECKING:
@@ -85,6 +86,17 @@ def write_proved(lock: Pins, folder: Path, level: str) -> None:
     _write(place, {"schema": _PROVED, "repo": lock.repo, "revision": lock.revision, "levels": levels})
 
 
+def withdraw_proved(folder: Path) -> None:
+    """Nothing; nothing is claimed of `folder` any more.
+
+    Raises: DiskFailure, OSError.
+    """
+    place = place_of(folder, "proved")
+    if place is not None and place.exists():
+        _refuse_links_to(place)
+        remove_file(place)
+
+
 def remember_fetch(lock: Pins, folder: Path, *, skipped: bool, progress: Progress) -> None:
     """Nothing; a fetch hashes every byte, so what it has published counts as verified in full, unless nothing was fetched."""
     if skipped:
@@ -104,8 +116,11 @@ def read_chunks(lock: Pins, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> dic
     found = {}
     for file in lock.files:
         known = files.get(file.path)
-        if isinstance(known, dict) and known.get("digest") == digest_of(file) and isinstance(known.get("chunks"), list):
-            found[file.path] = [str(digest) for digest in known["chunks"]]
+        if not isinstance(known, dict) or known.get("digest") != digest_of(file):
+            continue
+        chunks = known.get("chunks")
+        if isinstance(chunks, list) and len(chunks) == chunk_count(file, chunk_bytes):
+            found[file.path] = [str(digest) for digest in chunks]
     return found
 
 
@@ -140,6 +155,14 @@ def _read(place: Path | None, schema: str) -> dict[str, Any]:
 
 
 def _write(place: Path, data: dict[str, Any]) -> None:
-    refuse_links(place.parents[4])
+    _refuse_links_to(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_durably(place, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _refuse_links_to(place: Path) -> None:
+    """Nothing, when no folder of Slipway's on the way to `place` is a link."""
+    refuse_links(place.parents[4])
+    for folder in (place.parents[1], place.parents[0]):
+        if os.path.lexists(folder):
+            refuse_link(folder)

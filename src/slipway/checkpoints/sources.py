@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from slipway.checkpoints.hub import without_user_info
 from slipway.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _source(text: str, hub: Hub) -> Source:
     if not usable or parts.username or parts.query or parts.fragment or not text.isprintable():
         raise UsageError(
             "--source",
-            f"is no source (got {text!r})",
+            f"is no source (got {without_user_info(text)!a})",
             f"`{HUB}`, or an http(s) address without user name and query: a served store, or one that ends in {_BLOBS}",
             "correct it",
         )

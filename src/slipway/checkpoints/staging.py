@@ -29,6 +29,9 @@ _OWNER = "owner.json"
 _ABANDONED_S = 24 * 3600
 """A staging folder of another host in which nothing was written for so long has no owner any more."""
 
+_NAMING_S = 60
+"""A fetch writes its name into its staging folder within this time."""
+
 _KEPT_S = 7 * 24 * 3600
 """Proved parts that no fetch has asked for in so long belong to a revision that nobody wants any more."""
 
@@ -130,7 +133,8 @@ def remove_litter(root: Path, progress: Progress) -> None:
     place = root / ".store" / ".staging"
     try:
         for left in sorted(place.iterdir()) if place.is_dir() else ():
-            if left.is_symlink():
+            if not left.is_dir() or left.is_symlink():
+                # A link, or a manifest, on its way to its place.
                 if time.time() - left.lstat().st_mtime > _SWAP_S:
                     left.unlink()
             elif not is_owned(left) and not (_proved(Place(left)) and time.time() - last_written_s(left) < _KEPT_S):
@@ -164,6 +168,12 @@ def one_at_a_time(root: Path, repo: str, progress: Progress) -> Iterator[None]:
 def is_owned(place: Path) -> bool:
     """Whether the fetch that made the staging folder `place` may still be running."""
     owner = _owner(place)
+    if not owner:
+        # Killed before it could say who it is, or while it removed something. Whoever fetches on this host holds a lock.
+        if 0 <= time.time() - last_written_s(place) < _NAMING_S:
+            return True
+        if not _others_fetch(place.parents[1]):
+            return False
     if not _owner_is_here(place):
         # A process elsewhere cannot be looked up; its files can.
         return time.time() - last_written_s(place) < _ABANDONED_S
@@ -241,6 +251,22 @@ def _owner_is_here(place: Path) -> bool:
     """Whether the fetch that made `place` ran where its process could be seen from here."""
     owner, me = _owner(place), _self()
     return all(owner.get(key) == me[key] for key in ("host", "pid_namespace"))
+
+
+def _others_fetch(store: Path) -> bool:
+    """Whether another process of this host holds the lock of any repository in `store`; also where nobody can tell.
+
+    The kernel's list is read, for to open and close a lock file would give up this process's own lock on it.
+    """
+    inodes = {os.lstat(path).st_ino for path in store.glob(".*.lock")}
+    held = [line.split() for line in _text("/proc/locks").splitlines()]
+    if not held and not os.path.exists("/proc/locks"):  # noqa: PTH110
+        return True
+    # Source: proc_locks(5): number, class, mode, kind, process, major:minor:inode, range.
+    holders = [
+        (fields[-4], fields[-3].rpartition(":")[2]) for fields in held if len(fields) >= 8 and "->" not in fields
+    ]
+    return any(pid != str(os.getpid()) and inode in {str(one) for one in inodes} for pid, inode in holders)
 
 
 def _owner(place: Path) -> dict[str, Any]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _PROGRESS_BYTES = 1 << 20
 
+_SAID_FROM_S = 5.0
+"""Waits from this length on are said: a silent fetch looks like one that hangs."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -64,11 +67,16 @@ class Transfer:
     """Files of one lock from one or more sources; shared by all workers of a fetch."""
 
     def __init__(
-        self, transport: Transport, urls_of: Callable[[PinnedFile], Sequence[str]], patience: Patience
+        self,
+        transport: Transport,
+        urls_of: Callable[[PinnedFile], Sequence[str]],
+        patience: Patience,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._transport = transport
         self._urls_of = urls_of
         self._patience = patience
+        self._note = note
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -199,7 +207,11 @@ class Transfer:
             raise _final(url, failure, failures, asked_s)
         backoff_s = min(patience.max_wait_s, patience.base_wait_s * 2 ** (failures - 1)) * random.uniform(0.5, 1)  # noqa: S311
         wait = self._cancelled.wait if patience.wait is None else patience.wait
-        wait(max(asked_s or 0, backoff_s))
+        wait_s = max(asked_s or 0, backoff_s)
+        if wait_s >= _SAID_FROM_S:
+            asked = " as it asks" if wait_s == asked_s else ""
+            self._note(f"{url}: {failure.text}; waiting {wait_s:.0f} s{asked} (try {failures} of {patience.attempts})")
+        wait(wait_s)
         self.refuse_cancelled()
 
 

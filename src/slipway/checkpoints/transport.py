@@ -5,6 +5,7 @@ urllib brings proxies (`http_proxy`, `no_proxy`) and TLS with SSL_CERT_FILE; wha
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 import ssl
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.parse import urljoin, urlsplit
 from urllib.request import AbstractHTTPHandler, HTTPHandler, OpenerDirector, ProxyHandler, Request, getproxies
+
+from slipway.checkpoints.hub import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +140,7 @@ class Transport:
         self._asking = threading.local()
         self._is_cut = False
         self._opener = OpenerDirector()
-        for handler in (ProxyHandler(getproxies()), _Http(self._keep), _Https(self._keep)):
+        for handler in (_Proxies(getproxies()), _Http(self._keep), _Https(self._keep)):
             self._opener.add_handler(handler)
 
     def get(self, url: str, start: int = 0, end: int | None = None) -> Answer:
@@ -216,6 +219,18 @@ class Transport:
             self._open.add(connection)
             if self._is_cut:
                 _end(connection)
+
+
+class _Proxies(ProxyHandler):
+    """The environment's proxies. None of them is asked for this machine's own addresses: it could not reach them."""
+
+    def proxy_open(self, req: Request, proxy: str, type: str) -> Any:
+        if is_loopback(req.host):
+            return None
+        scheme, slashes, _ = proxy.partition("://")
+        if slashes and scheme.lower() not in {"http", "https"}:
+            raise Failed(f"{type}_proxy ({_shown(proxy)}) is no http:// or https:// proxy", again=False)
+        return super().proxy_open(req, proxy, type)
 
 
 class _Http(HTTPHandler):
@@ -326,9 +341,18 @@ def _redirected(url: str, location: str) -> str:
     return target
 
 
+def is_loopback(netloc: str) -> bool:
+    """Whether `netloc`, a host and perhaps a port, is this machine as it sees itself."""
+    try:
+        host = (urlsplit(f"//{netloc}").hostname or "").rstrip(".")
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _plain(text: str) -> str:
-    """What a server says, as it may be printed: on one line, without what moves a terminal's cursor."""
-    return ascii(text[:_SAID_CHARS])[1:-1]
+    """What a server says, as it may be printed: on one line, without secrets and what moves a terminal's cursor."""
+    return ascii(masked(text)[:_SAID_CHARS])[1:-1]
 
 
 def _origin(url: str) -> tuple[str, str, int]:
@@ -338,4 +362,4 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 def _shown(url: str) -> str:
     """`url` without its query, which may hold a signature."""
-    return ascii(urlsplit(url)._replace(query="", fragment="").geturl())[1:-1][:200]
+    return _plain(url.partition("?")[0].partition("#")[0])

@@ -21,9 +21,9 @@ from huggingface_hub.errors import (
 )
 
 from slipway.checkpoints import asking
-from slipway.checkpoints.hub import Hub, offline
+from slipway.checkpoints.hub import Hub, masked, offline
 from slipway.checkpoints.pins import Hasher, PinnedFile, digest_of
-from slipway.errors import AuthFailure, IntegrityMismatch, MissingFile, NetworkFailure, SlipwayError
+from slipway.errors import AuthFailure, IntegrityMismatch, LockDrift, MissingFile, NetworkFailure, SlipwayError
 from slipway.progress import Progress
 
 TIMEOUT_S = 60.0
@@ -40,7 +40,7 @@ def model_info(hub: Hub, repo: str, revision: str) -> ModelInfo:
     One request, so that commit and files belong together even while `main` moves; and one with a time limit, which the
     library's listing of a tree lacks.
 
-    Raises: AuthFailure, MissingFile, NetworkFailure.
+    Raises: AuthFailure, MissingFile, NetworkFailure; LockDrift when it answers about another repository or commit.
     """
     hub.require_online()
     with _translated(hub, f"{repo}@{revision}"):
@@ -49,7 +49,29 @@ def model_info(hub: Hub, repo: str, revision: str) -> ModelInfo:
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
         if not all(isinstance(sibling.rfilename, str) for sibling in info.siblings or []):
             raise TypeError("the name of a file is no text")
-        return info
+        if not isinstance(info.id, str):
+            raise TypeError("the name of the repository is no text")
+    _refuse_another(hub, repo, revision, info)
+    return info
+
+
+def _refuse_another(hub: Hub, repo: str, revision: str, info: ModelInfo) -> None:
+    """Nothing when the answer is about what was asked: a renamed repository is another one until somebody has looked."""
+    place = f"{repo}@{revision}"
+    if info.id.lower() != repo.lower():
+        raise LockDrift(
+            place,
+            f"{hub.endpoint} answers about another repository (got {masked(info.id)[:200]!a})",
+            "it was renamed, or something stands in between",
+            "look at it, then lock it by the name it has now; or check HF_ENDPOINT",
+        )
+    if re.fullmatch("[0-9a-fA-F]{40}", revision) and str(info.sha).lower() != revision.lower():
+        raise LockDrift(
+            place,
+            f"{hub.endpoint} answers about another commit (got {masked(str(info.sha))[:200]!a})",
+            "a commit is asked for so that nothing else is locked",
+            "check HF_ENDPOINT; a mirror that knows only one revision cannot be asked for others",
+        )
 
 
 def xet_hashes(hub: Hub, repo: str, revision: str, paths: Sequence[str], progress: Progress) -> dict[str, str]:
@@ -78,8 +100,8 @@ def tensor_count(hub: Hub, repo: str, revision: str, files: Sequence[PinnedFile]
             if index is None and len(shards) == 1:
                 api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
                 return len(api.parse_safetensors_file_metadata(repo, shards[0].path, revision=revision).tensors)
-    except SlipwayError as error:
-        progress.note(f"tensors of {repo} are not counted: {error}")
+    except Exception as error:  # noqa: BLE001 -- whatever it is: a lock needs no such number, and the note tells
+        progress.note(f"tensors of {repo} are not counted: {masked(' '.join(str(error).split()))[:300]}")
     return None
 
 
@@ -111,7 +133,7 @@ def _translated(hub: Hub, place: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise _http_error(error, hub, place) from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = masked(" ".join(str(error).split())) or type(error).__name__
         raise NetworkFailure(
             hub.endpoint, f"does not answer ({said[:200]})", "", "check the network, HF_ENDPOINT and proxies"
         ) from error
@@ -159,4 +181,4 @@ def _retry_after(error: HfHubHTTPError) -> str:
     headers = error.response.headers
     match = re.search(r"t\s*=\s*(\d{1,6})", headers.get("RateLimit", ""))
     seconds = headers.get("Retry-After") or (match[1] if match else "")
-    return f"; Retry-After is {seconds[:40]} s" if seconds else ""
+    return f"; Retry-After is {masked(seconds)[:40]} s" if seconds else ""

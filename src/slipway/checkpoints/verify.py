@@ -17,7 +17,7 @@ from slipway.checkpoints import publish, records, structure
 from slipway.checkpoints.findings import Finding, refuse
 from slipway.checkpoints.pins import MANIFEST, Hasher, Pins, Progress, digest_of, refuse_unsafe, silent
 from slipway.checkpoints.records import CHUNK_BYTES, ChunkDigests, chunk_count
-from slipway.errors import DiskFailure, MissingFile, UsageError
+from slipway.errors import DiskFailure, MissingFile, SlipwayError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ LEVELS = ("stat", "structure", "sample", "full")
 SAMPLED_CHUNKS = 16
 """How many chunks level sample reads unless told otherwise: 1 GiB, seconds on any disk."""
 
-_PIECE_BYTES = 1 << 21
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def verify(  # noqa: PLR0913 -- each is one flag of the command
     index and config besides. `sample`: the digests of `sampled_chunks` chunks chosen at random besides. `full`: the digest of
     every byte, `workers` files at a time; the first time, the digests of all chunks are remembered for `sample`.
 
-    Success is remembered beside a published folder (module `records`).
+    Success is remembered beside a published folder (module `records`). When bytes are found wrong there, what was proved before
+    is forgotten, and the next fetch hashes those files whatever stat says.
 
     Raises: MissingFile, IntegrityMismatch or DiskFailure with every bad file named; UsageError for an unknown level.
     """
@@ -76,7 +77,9 @@ def verify(  # noqa: PLR0913 -- each is one flag of the command
     if level == "full":
         present = [file for file in lock.files if file.path not in wrong]
         chunks = _chunks_wanted(lock, folder, chunk_bytes)
-        findings += _by_digest(folder, present, workers, progress, chunks)
+        wrong_bytes = _by_digest(folder, present, workers, progress, chunks)
+        _withdraw(folder, wrong_bytes, progress)
+        findings += wrong_bytes
     refuse(folder, findings)
     if level != "stat" and any(file.path.endswith(structure.SHARD_SUFFIX) for file in lock.files):
         structure.check(folder, digests_known=level == "full")
@@ -136,9 +139,12 @@ def digests_on_disk(
 
 
 def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
-    """What stat finds wrong; with `touched`, also files that changed since the manifest was written."""
+    """What stat finds wrong; with `touched`, also files that changed since the manifest was written, or are not in it."""
     remembered = publish.read_manifest(folder, lock)
+    ours = publish.is_published(folder)
     findings = []
+    if ours and touched and not remembered:
+        findings.append(Finding(MANIFEST, _NO_MANIFEST))
     for file in lock.files:
         try:
             status = os.stat(folder / file.path)  # noqa: PTH116 -- one call, no object
@@ -148,20 +154,42 @@ def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
             findings.append(Finding(file.path, text, "missing" if gone else "disk"))
             continue
         known = remembered.get(file.path)
-        if not stat.S_ISREG(status.st_mode):
+        if ours and (folder / file.path).is_symlink():
+            text = "is a link where Slipway published a plain file, whatever it leads to"
+            findings.append(Finding(file.path, text))
+        elif not stat.S_ISREG(status.st_mode):
             findings.append(Finding(file.path, "is not a regular file"))
         elif status.st_size != file.size_bytes:
             findings.append(Finding(file.path, f"expected {file.size_bytes} bytes, got {status.st_size}"))
         elif touched and known and known != publish.identity(os.lstat(folder / file.path), file):
             text = "was touched after it was verified (size is right; inode, mtime or ctime differ)"
             findings.append(Finding(file.path, text))
-    expected = {file.path for file in lock.files} | {MANIFEST}
+        elif ours and touched and remembered and not known:
+            findings.append(Finding(file.path, "was found wrong, or never hashed: the manifest knows nothing of it"))
     findings += [
         Finding(path, "is not in the lock: a stale shard or a stranger; remove it")
-        for path in publish.files_in(folder)
-        if path not in expected and not path.startswith(".cache/huggingface/")
+        for path in publish.strangers(lock, folder)
+        if not path.startswith(".cache/huggingface/")
     ]
     return findings
+
+
+_NO_MANIFEST = (
+    "is missing, damaged or of another revision, so nobody can tell whether a file was touched; fetch-models hashes all, "
+    "writes it anew and downloads what is wrong"
+)
+
+
+def _withdraw(folder: Path, findings: Sequence[Finding], progress: Progress) -> None:
+    """Nothing; what was proved of `folder` is forgotten if bytes are wrong, and the next fetch hashes those files."""
+    wrong = [finding.path for finding in findings]
+    if not wrong or not publish.is_published(folder):
+        return
+    try:
+        records.withdraw_proved(folder)
+        publish.forget(folder, wrong)
+    except (OSError, SlipwayError) as error:
+        progress.note(f"that files in {folder} are wrong is not recorded: {error}")
 
 
 def _by_digest(
@@ -218,6 +246,7 @@ def _sample(lock: Pins, folder: Path, progress: Progress, count: int, chunk_byte
                 findings.append(Finding(file.path, what, "disk" if got.startswith(_UNREADABLE) else "mismatch"))
             read += size
             advance(1)
+    _withdraw(folder, findings, progress)
     refuse(folder, findings)
     return read
 

@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 import httpx2
 
 from slipway.checkpoints import asking
-from slipway.checkpoints.hub import Hub
+from slipway.checkpoints.hub import Hub, masked
 from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.pins import PinnedFile, digest_of
 from slipway.checkpoints.transport import Failed
+from slipway.errors import UsageError
 
 VARIABLE = "HF_HUB_DISABLE_XET"
 """Set to 1, everything comes by HTTP; huggingface_hub's own switch."""
@@ -94,7 +95,7 @@ class Xet:
                 done.set()
                 watcher.join()
         except Exception as error:  # the library documents no errors of its own; whatever it is, HTTP comes next
-            raise Failed(f"hf-xet: {' '.join(str(error).split())[:200]}", again=False) from error
+            raise Failed(f"hf-xet: {_said(error)}", again=False) from error
         watch.complete()
 
     def cancel(self) -> None:
@@ -124,8 +125,8 @@ class Xet:
                 answer.raise_for_status()
             store = answer.headers["X-Xet-Cas-Url"]
             token, expires_s = answer.headers["X-Xet-Access-Token"], int(answer.headers["X-Xet-Token-Expiration"])
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Failed(f"no token for the chunk store: {' '.join(str(error).split())[:200]}", again=False) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, UsageError) as error:
+            raise Failed(f"no token for the chunk store: {_said(error)}", again=False) from error
         except (KeyError, ValueError) as error:
             raise Failed("the hub's answer names no chunk store", again=False) from error
         problem = store_problem(store, self._hub)
@@ -144,7 +145,12 @@ class Xet:
                 )
             )
         except Exception as error:  # as above: anything may come, and none of it may end a fetch
-            raise Failed(f"hf-xet: {' '.join(str(error).split())[:200]}", again=False) from error
+            raise Failed(f"hf-xet: {_said(error)}", again=False) from error
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, on one line, as it may be shown."""
+    return masked(" ".join(str(error).split()))[:200]
 
 
 class _Watch:

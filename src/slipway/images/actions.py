@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from slipway.errors import LockDrift, MissingFile, UsageError
-from slipway.images import building, inputs, lock, locking, mirror, papers
-from slipway.images.builders import Builder, Compression, compression_for
+from slipway.errors import DocumentError, IntegrityMismatch, LockDrift, MissingFile, UsageError
+from slipway.images import building, inputs, lock, locking, mirror, papers, signing
+from slipway.images.builders import Builder, Compression, compression_for, version_of
 from slipway.images.builders.buildah import BuildahBuilder
 from slipway.images.builders.buildx import BuildxBuilder
 from slipway.images.image_name import is_loopback, parse, parse_mirrors
@@ -19,6 +20,7 @@ from slipway.images.lock import ImageLock
 from slipway.images.locking import World
 from slipway.images.registry import registry_from
 from slipway.images.spec import UpstreamSource
+from slipway.images.stores import Place as StorePlace
 from slipway.images.stores import parse_place
 from slipway.progress import Progress, human_bytes
 
@@ -74,26 +76,27 @@ def lock_image(
             raise MissingFile(
                 place.lock, "no such lock", "there is nothing to compare", f"run invoke lock-image {place.flags}"
             )
-        made = locking.resolve(place, world, base or (_own_base(place, before) if check else None), progress)
+        named = base or (_own_base(place, before) if check else None)
+        made = locking.resolve(place, world, named, progress, before.base if before else None)
     found = locking.changes(place, before, made) if before else ()
     if check:
         locking.refuse_changed(place, found)
         return made.lock.as_json(), f"{place.lock}: nothing moved\n"
-    made = locking.keep_results(made, before)
-    locking.write(place, made)
-    return made.lock.as_json(), _locked_text(place, made.lock, found if before else None)
+    written = locking.write(place, made)
+    return written.as_json(), _locked_text(place, written, found if before else None)
 
 
 def _before(place: Place, check: bool, progress: Progress) -> ImageLock | None:
-    """The lock that is there; one that was edited by hand is replaced with a word, but never compared with."""
+    """The lock that is there; one that was edited or cannot be read is replaced with a word, but never compared with."""
     if not place.lock.exists():
         return None
     try:
         return lock.read_any(place.lock)
-    except LockDrift as error:
+    except (LockDrift, DocumentError) as error:
         if check:
             raise
-        progress.note(f"{error.place}: {error.problem}; it is written anew")
+        problem = error.problem if isinstance(error, LockDrift) else "is no lock that can be read"
+        progress.note(f"{place.lock}: {problem}; it is written anew")
         return None
 
 
@@ -110,8 +113,14 @@ def _own_base(place: Place, before: ImageLock | None) -> str | None:
 
 
 def build_image(place: Place, options: Options, progress: Progress) -> Answer:
-    """The image, built, checked, and pushed where asked to. Raises: as `building.build`, and `mirror.run`."""
+    """The image, built, checked, and pushed where asked to.
+
+    Raises: as `building.build`, `mirror.run` and, before anything is built, `Cosign.require_key`.
+    """
     settings = settings_from(os.environ, options)
+    if options.sign:
+        # A tag that is published and then cannot be signed would stand there unsigned.
+        signing.find().require_key(options.sign)
     built = building.build(
         place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
     )
@@ -148,9 +157,20 @@ def _pushed(
     # What the lock recorded, so that the papers are the same whichever machine pushes.
     result = made.result(built.result.builder) or built.result
     with registry_from() as registry:
-        sent = mirror.run(f"archive:{built.archive}", options.push, registry, mirror.Options(replace=True), progress)
+        # By the digest that was checked: what else the archive names is not sent, and nothing is said of another image.
+        checked = built.result.manifest_digest
+        start = StorePlace("archive", None, built.archive, checked)
+        sent = mirror.run(start, options.push, registry, mirror.Options(replace=True), progress)
+        refuse_other(options.push, sent.digest, checked)
         pinned = parse(options.push).at(digest=sent.digest)
         return sent, papers.say(place, made, result, pinned, registry, options.sign)
+
+
+def refuse_other(place: str, sent: str, checked: str) -> None:
+    """Nothing when the image that was `sent` is the one that was `checked`. Raises: IntegrityMismatch."""
+    if sent != checked:
+        why = f"{checked} was checked"
+        raise IntegrityMismatch(place, f"got another image ({sent})", why, "do not run it; build and push again")
 
 
 def check_pushed(place: Place, ref: str, key: Path | None) -> Answer:
@@ -194,24 +214,41 @@ def verify_image(place: Place, options: Options, progress: Progress) -> Answer:
 def mirror_image(
     place: Place, way: mirror.Options, progress: Progress, *, to: str, source: str | None = None
 ) -> Answer:
-    """The built image, or `source`, copied to a registry, a layout or an archive. Raises: as `mirror.run`."""
+    """The built image, or `source`, copied to a registry, a layout or an archive.
+
+    Raises: as `mirror.run`; for the built image also as `building.require_here`.
+    """
     start = source or f"archive:{place.archive}"
     if not source and not place.archive.exists():
         why = "the image has not been built here"
         raise MissingFile(place.archive, "no such image", why, f"run invoke build-image {place.flags}, or give --from")
     made = None if source else lock.read(place.images, place.engine, place.variant, place.spec())
+    here = building.require_here(place, made) if made else None
+    begin = StorePlace("archive", None, place.archive, here.manifest_digest) if here else parse_place(start)
     end = parse_place(to)
     if made and end.path and end.ref is None:
         end = replace(end, ref=inputs.tag(made))  # a built image has no other name yet
     with registry_from() as registry:
-        sent = mirror.run(start, end, registry, way, progress)
-        if made:
+        sent = mirror.run(begin, end, registry, way, progress)
+        if made and here:
+            refuse_other(to, sent.digest, here.manifest_digest)
             sent = replace(sent, attached=papers.attach_all(place, made, end, sent.digest, registry))
     document = {**sent.__dict__, "from": start, "to": str(end), "attached": list(sent.attached)}
     return document, (
         f"{end}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
         f"{sent.skipped} there already, {len(sent.attached)} attached\n"
     )
+
+
+def refuse_unmeant(needs: Mapping[str, bool], **given: str | None) -> None:
+    """Nothing when no flag was given an empty value, and each sentence in `needs` is false. Raises: UsageError, CLI's words."""
+    for flag, value in given.items():
+        if value is not None and not value.strip():
+            raise UsageError(f"--{flag}", "is empty", "", "give it a value, or leave it out")
+    for problem, is_so in needs.items():
+        if is_so:
+            flag, _, rest = problem.partition(" ")
+            raise UsageError(flag, rest, "", "leave one of them out, or add what is missing")
 
 
 def builder(name: str, place: Place) -> Builder:
@@ -222,8 +259,11 @@ def builder(name: str, place: Place) -> Builder:
     if name == "docker":
         return BuildxBuilder()
     if name == "buildah":
-        locked = lock.read_any(place.lock).base.ref if place.lock.exists() else "docker.io/x"
-        return BuildahBuilder(tls_verify=not is_loopback(parse(locked).registry))
+        source = place.spec().source
+        base = source.ref if isinstance(source, UpstreamSource) else source.base
+        with contextlib.suppress(LockDrift, DocumentError, MissingFile):  # whoever builds reads the lock anyway
+            base = lock.read_any(place.lock).base.ref
+        return BuildahBuilder(tls_verify=not is_loopback(parse(base).registry))
     raise UsageError("--builder", f"is not known (got {name!a})", "known: docker, buildah", "choose one of them")
 
 
@@ -258,6 +298,9 @@ def settings_from(environ: Mapping[str, str], options: Options) -> Settings:
 
 def _compression(options: Options) -> Compression:
     """What was asked for, or what every node reads. Raises: UsageError."""
+    if options.oldest_docker is not None and not version_of(options.oldest_docker):
+        why = "it decides whether nodes read zstd"
+        raise UsageError("--oldest-docker", f"is no version (got {options.oldest_docker!a})", why, "write it as 26.1.5")
     if options.compression is None:
         return compression_for(options.oldest_docker)
     for known in get_args(Compression):

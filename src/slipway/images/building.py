@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import time
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
-from slipway.images import image_gates, inputs, lock, oci_archive, verify_image
-from slipway.images.builders import Builder, BuildRequest, BuildResult, unlocked_materials
+from slipway.durable import sync_folder
+from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, UsageError, from_os_error
+from slipway.images import image_gates, inputs, layers, lock, oci_archive, verify_image
+from slipway.images.builders import Builder, BuildRequest, BuildResult, Compression, process, unlocked_materials
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import BuilderKind, ImageLock, Result
 from slipway.images.oci_archive import Archive
@@ -57,17 +61,44 @@ def build(
     made = lock.read(place.images, place.engine, place.variant, place.spec())
     request = inputs.request(place, made, settings, archive=place.archive, no_cache=no_cache)
     expected = made.result(KINDS[builder.name])
-    if expected and not no_cache and _is_here(place.archive, made, expected):
+    here = None if no_cache or not expected else _here(place, made, expected, settings.compression)
+    if here:
         done = ("the archive holds this image already, each layer hashed just now",)
-        return Built(made, expected, place.archive, time.monotonic() - started_s, 0, True, done, ran=False)
-    built = _built(place, made, builder, request, progress)
-    if expected is None:
-        lock.write(place.lock, made.with_result(built.result))
-    elif not _same(built.result, expected):
-        why = f"the lock expects config digest {expected.config_digest} from {expected.builder} {expected.version}"
-        remedy = f"invoke verify-image {place.flags} shows which files differ"
-        raise IntegrityMismatch(place.archive, f"is another image (got {built.result.config_digest})", why, remedy)
-    return built
+        return Built(made, here, place.archive, time.monotonic() - started_s, 0, True, done, ran=False)
+    # Under its own name stands only what passed every check: a refused image cannot be sent anywhere.
+    with process.working(place.work) as work:
+        request = replace(request, archive=work / place.archive.name)
+        built = _built(place, made, builder, request, progress)
+        if expected and not _same(built.result, expected):
+            why = f"the lock expects config digest {expected.config_digest} from {expected.builder} {expected.version}"
+            remedy = f"invoke verify-image {place.flags} shows which files differ"
+            raise IntegrityMismatch(place.lock, f"a build gave {built.result.config_digest}", why, remedy)
+        made = lock.add_result(place.lock, made, built.result, place.turn)
+        _publish(request.archive, place.archive)
+    return replace(built, lock=made, archive=place.archive)
+
+
+def require_here(place: Place, made: ImageLock) -> Result:
+    """The lock's result that `place.archive` holds whole, so that it may be sent on.
+
+    Raises: LockDrift when it is an image of other inputs, or the lock expects none yet; IntegrityMismatch when it is
+    another image than the lock expects, or damaged; MissingFile when it is not there.
+    """
+    again = f"run invoke build-image {place.flags}"
+    image = oci_archive.read(place.archive)
+    if not made.results:
+        raise LockDrift(place.lock, "expects no image yet", "only what it expects is sent on", again)
+    label = image.labels.get(lock.LABEL)
+    if label != made.inputs_digest:
+        why = f"the lock has {made.inputs_digest}"
+        raise LockDrift(place.archive, f"was built from another lock (got {label})", why, again)
+    found = next((one for one in made.results if one.config_digest == image.config_digest), None)
+    if found is None or list(image.diff_ids) != found.diff_ids:
+        why = f"the lock expects {', '.join(one.config_digest for one in made.results)}"
+        raise IntegrityMismatch(place.archive, f"is another image (got {image.config_digest})", why, again)
+    if not _whole(image, found):
+        raise IntegrityMismatch(place.archive, "is damaged", "a layer has other bytes than its digest names", again)
+    return found.model_copy(update=_stored(image))
 
 
 def verify(place: Place, builder: Builder, settings: Settings, progress: Progress = silent) -> Compared:
@@ -81,13 +112,10 @@ def verify(place: Place, builder: Builder, settings: Settings, progress: Progres
     if expected is None:
         why = f"the lock has no result of {kind} to compare with"
         raise MissingFile(place.lock, "names no built image", why, f"run invoke build-image {place.flags} first")
-    second = place.archive.with_suffix(".verify.tar")
-    request = inputs.request(place, made, settings, archive=second, no_cache=True)
-    try:
-        built = _built(place, made, builder, request, progress)
+    request = inputs.request(place, made, settings, archive=place.archive, no_cache=True)
+    with process.working(place.work) as work:
+        built = _built(place, made, builder, replace(request, archive=work / place.archive.name), progress)
         differences = () if _same(built.result, expected) else tuple(_differences(place, expected, built, progress))
-    finally:
-        second.unlink(missing_ok=True)
     return Compared(built, expected, differences)
 
 
@@ -101,28 +129,58 @@ def refuse_different(place: Place, compared: Compared) -> None:
         raise IntegrityMismatch(place.lock, "a rebuild gives another image", why, remedy)
 
 
-def _is_here(archive: Path, made: ImageLock, expected: Result) -> bool:
-    """Whether `archive` holds the expected image of these inputs, whole: config and every layer have their digests."""
-    if not archive.exists():
-        return False
+def _here(place: Place, made: ImageLock, expected: Result, compression: Compression) -> Result | None:
+    """What `place.archive` holds if that is the expected image, whole and compressed as it is wanted now; else None."""
+    if not place.archive.exists():
+        return None
     try:
-        image = oci_archive.read(archive)
-        label = (image.process.get("Labels") or {}).get(lock.LABEL)
-        if image.config_digest != expected.config_digest or label != made.inputs_digest:
-            return False
-        return image.manifest_digest == expected.manifest_digest and oci_archive.is_whole(image)
-    except (IntegrityMismatch, MissingFile, UsageError):
-        return False  # torn or foreign: it is built again
+        found = require_here(place, made)
+    except (IntegrityMismatch, LockDrift, MissingFile, UsageError):
+        return None  # torn or foreign: it is built again
+    return found if found.builder == expected.builder and found.compression == compression else None
+
+
+def _whole(image: Archive, expected: Result) -> bool:
+    """Whether each layer is what its digest names; of a manifest that the lock does not know, also what its diff id does."""
+    if not oci_archive.is_whole(image):
+        return False
+    if image.manifest_digest == expected.manifest_digest:
+        return True
+    try:
+        for index in range(len(image.layers)):
+            with layers.layer_stream(image, index) as stream:
+                while stream.read(1 << 20):
+                    pass
+    except (IntegrityMismatch, UsageError, zlib.error, EOFError, gzip.BadGzipFile):
+        return False
+    return True
+
+
+def _stored(image: Archive) -> dict[str, Any]:
+    """What of a result tells how the image is stored, as `image` is: the same image may be compressed in other ways."""
+    kinds = {layer.media_type.rpartition("+")[2] for layer in image.layers}
+    compression = kinds.pop() if len(kinds) == 1 else ""
+    return {
+        "manifest_digest": image.manifest_digest,
+        "compression": compression if compression in {"zstd", "gzip"} else "uncompressed",
+        "size_bytes": sum(layer.size_bytes for layer in image.layers),
+    }
+
+
+def _publish(checked: Path, archive: Path) -> None:
+    """Nothing; the image that passed its checks stands under its own name."""
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        checked.replace(archive)
+        sync_folder(archive.parent)
+    except OSError as error:
+        raise from_os_error(error, archive, "moving the image to its place") from error
 
 
 def _built(place: Place, made: ImageLock, builder: Builder, request: BuildRequest, progress: Progress) -> Built:
-    try:
-        request.archive.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, request.archive.parent, "making the images folder") from error
     result = builder.build(request, progress)
     _refuse_unlocked(place, made, result)
-    checks = tuple(_checked(result, made, request.secrets, progress))
+    checks = tuple(_checked(place, result, made, request.secrets, progress))
     kind = KINDS[builder.name]
     before = made.result(kind)
     return Built(
@@ -140,26 +198,27 @@ def _refuse_unlocked(place: Place, made: ImageLock, result: BuildResult) -> None
     digests = {made.base.ref.partition("@")[2]}
     extra = unlocked_materials(result, digests)
     if extra:
-        result.archive.unlink(missing_ok=True)
         why = "a build takes in what the lock names, and nothing else"
         raise IntegrityMismatch(place.lock, f"the builder took in {', '.join(extra)}", why, "lock it, or leave it out")
 
 
-def _checked(result: BuildResult, made: ImageLock, secrets: Mapping[str, Path], progress: Progress) -> Iterator[str]:
+def _checked(
+    place: Place, result: BuildResult, made: ImageLock, secrets: Mapping[str, Path], progress: Progress
+) -> Iterator[str]:
     """What was looked for inside the image, one sentence each. Raises: CheckFailed, IntegrityMismatch."""
     image = oci_archive.read(result.archive)
     with progress.track(f"looking into {result.archive.name}", unit="images"):
         found = {name: path.read_bytes() for name, path in secrets.items()}
         state = image_gates.inspect(image, found, _base_layers(image, made))
-    image_gates.refuse(str(result.archive), state)
+    image_gates.refuse(inputs.tag(made), state)
     pyc = state.pyc
     yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash), none stale"
     yield f"no secret in any layer ({', '.join(sorted(secrets)) or 'none was given'})"
     yield f"runs as {image.process.get('User')}"
-    label = (image.process.get("Labels") or {}).get(lock.LABEL)
+    label = image.labels.get(lock.LABEL)
     if label != made.inputs_digest:
         problem = f"does not carry the lock's digest in its label {lock.LABEL} (got {label})"
-        raise IntegrityMismatch(result.archive, problem, f"expected {made.inputs_digest}", "build it again")
+        raise IntegrityMismatch(place.archive, problem, f"expected {made.inputs_digest}", "build it again")
     yield f"label {lock.LABEL} is the lock's digest"
 
 
@@ -187,7 +246,7 @@ def _same(one: Result, other: Result) -> bool:
 
 def _differences(place: Place, expected: Result, built: Built, progress: Progress) -> Iterator[str]:
     yield f"config digest: expected {expected.config_digest}, got {built.result.config_digest}"
-    for number, (one, other) in enumerate(zip(expected.diff_ids, built.result.diff_ids, strict=False), 1):
+    for number, (one, other) in enumerate(zip(expected.diff_ids, built.result.diff_ids, strict=False)):
         if one != other:
             yield f"layer {number}: expected {one}, got {other}"
     if len(expected.diff_ids) != len(built.result.diff_ids):

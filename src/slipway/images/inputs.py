@@ -54,6 +54,16 @@ class Place:
         return self.root / ".slipway" / "images" / f"{self.engine}.{self.variant}.tar"
 
     @property
+    def work(self) -> Path:
+        """Where builds make what is not checked yet, each in a folder of its own."""
+        return self.archive.parent / ".building"  # on the disk that the archive will be on
+
+    @property
+    def turn(self) -> Path:
+        """The file that whoever writes the lock holds the while, so that no writer undoes another's."""
+        return self.root / ".slipway" / "locks" / f"image.{self.engine}.{self.variant}"
+
+    @property
     def sources(self) -> Path:
         """Where git repositories and source archives are kept."""
         return self.root / ".slipway" / "sources"

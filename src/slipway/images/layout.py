@@ -78,7 +78,7 @@ class Layout:
 
         Raises: as `entries`.
         """
-        images = (entry for entry in self.entries() if _is_image(entry))
+        images = images_among(self.entries())
         return tuple(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images}))
 
     def root(self) -> Manifest:
@@ -233,12 +233,17 @@ class Layout:
         return tuple(sorted(wrong))
 
 
+def images_among(entries: Iterable[Descriptor]) -> list[Descriptor]:
+    """The entries that are images, and no papers about one: whoever reads an index, checks or sends, takes these alone."""
+    return [entry for entry in entries if _is_image(entry)]
+
+
 def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Descriptor:
     """The entry named `ref` (a name, its tag alone, or a digest), or the only image where `ref` is None.
 
     Raises: MissingFile, UsageError where the choice is not clear.
     """
-    images = [entry for entry in entries if _is_image(entry)]
+    images = images_among(entries)
     if ref is None:
         found = images
     else:
@@ -294,9 +299,10 @@ def _sibling(ref: str, tag: str) -> str:
 
 
 def _is_image(entry: Descriptor) -> bool:
-    """Whether `entry` is an image, and no paper about one: those say their kind, or have cosign's name for them."""
+    """Whether `entry` is an image: papers say their kind, have cosign's name for them, or BuildKit's note on them."""
     is_signature = _tag(entry).startswith("sha256-") and _tag(entry).endswith(SIGNATURE_TAGS)
-    return not entry.artifact_type and not is_signature
+    is_attestation = entry.annotations.get("vnd.docker.reference.type") == "attestation-manifest"
+    return not entry.artifact_type and not is_signature and not is_attestation
 
 
 def _joined(known: Iterable[Descriptor], new: Iterable[Descriptor]) -> tuple[Descriptor, ...]:

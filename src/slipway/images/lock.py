@@ -7,6 +7,9 @@ its layers are compressed.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +19,8 @@ from pydantic import Field
 from slipway import documents
 from slipway.documents import Document, Matching, digest
 from slipway.durable import write_durably
-from slipway.errors import LockDrift, MissingFile
+from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, from_os_error
+from slipway.images import turns
 from slipway.images.spec import (
     Architecture,
     Cuda,
@@ -26,6 +30,7 @@ from slipway.images.spec import (
     Instant,
     PinnedImage,
     RelativePath,
+    UpstreamSource,
     Variant,
 )
 from slipway.recipe.words import AbsolutePath, EnvName, Revision, VersionText, Word
@@ -167,7 +172,17 @@ def read(images: Path, engine: str, variant: str, spec: Variant) -> ImageLock:
     if lock.spec_digest != digest(spec.as_json()):
         why = "image.yaml was edited after the lock was made"
         raise LockDrift(place, "does not belong to image.yaml any more", why, f"run {command} and look at what changes")
+    refuse_other_base(place, lock.base.ref, spec)
     return lock
+
+
+def refuse_other_base(place: object, ref: str, spec: Variant) -> None:
+    """Nothing; where image.yaml names its base by a digest, `ref` has that digest. Raises: LockDrift."""
+    source = spec.source
+    named = (source.ref if isinstance(source, UpstreamSource) else source.base).partition("@")[2]
+    if named and ref.partition("@")[2] != named:
+        why = f"image.yaml names {named}"
+        raise LockDrift(place, f"stands on another base ({ref})", why, "lock again, or change the digest in image.yaml")
 
 
 def read_any(place: Path) -> ImageLock:
@@ -183,6 +198,41 @@ def read_any(place: Path) -> ImageLock:
 def write(place: Path, lock: ImageLock) -> None:
     """Nothing; `place` then holds `lock`. Raises: DiskFailure, MissingFile."""
     write_durably(place, text(lock).encode())
+
+
+@contextmanager
+def turn(file: Path) -> Iterator[None]:
+    """Nothing, while `file` is held: between reading a lock and writing it nobody else writes. Raises: DiskFailure."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(turns.held(file))
+        except OSError as error:
+            raise from_os_error(error, file, "waiting to write the lock") from error
+        yield
+
+
+def add_result(place: Path, made_of: ImageLock, result: Result, held: Path) -> ImageLock:
+    """The lock as it stands now, with `result` of the inputs of `made_of` written into it, beside what others added meanwhile.
+
+    Raises: LockDrift when it has other inputs by now, IntegrityMismatch when the same builder made another image meanwhile;
+    MissingFile, DocumentError, DiskFailure.
+    """
+    with turn(held):
+        now = read_any(place)
+        if now.inputs_digest != made_of.inputs_digest:
+            why = f"the image was built of {made_of.inputs_digest}, the lock has {now.inputs_digest} by now"
+            raise LockDrift(place, "was made anew while the image was built", why, "build again")
+        there = now.result(result.builder)
+        if there is None:
+            now = now.with_result(result)
+            write(place, now)
+        elif (there.config_digest, there.diff_ids) != (result.config_digest, result.diff_ids):
+            why = f"another build of the same inputs gave {there.config_digest} meanwhile"
+            raise IntegrityMismatch(
+                place, f"two builds differ (got {result.config_digest})", why, "mend the Dockerfile"
+            )
+        return now
 
 
 def text(lock: ImageLock) -> str:

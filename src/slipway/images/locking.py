@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import re
 import tempfile
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from slipway.documents import digest
 from slipway.durable import write_durably
-from slipway.errors import IntegrityMismatch, LockDrift, UsageError
+from slipway.errors import DocumentError, IntegrityMismatch, LockDrift, MissingFile, SlipwayError, UsageError
 from slipway.images import debs, git_locked, inputs, lock, python_lock
 from slipway.images.builders import Builder, BuildRequest
 from slipway.images.dockerfile import require_locked
@@ -26,6 +27,7 @@ from slipway.images.spec import GitSource, Packages, UpstreamSource, Variant
 from slipway.progress import Progress, silent
 
 _UNKNOWN = "0" * 64
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,16 @@ class Locked:
     requirements: PythonLock | None
 
 
-def resolve(place: Place, world: World, base: str | None = None, progress: Progress = silent) -> Locked:
+def resolve(
+    place: Place,
+    world: World,
+    base: str | None = None,
+    progress: Progress = silent,
+    known: LockedBase | None = None,
+) -> Locked:
     """What the variant's image.yaml means today, proved; `base` stands in for the base that it names.
+
+    Where no registry is asked, what is `known` of a base stays known as long as the digest is the same.
 
     Raises: UsageError, DocumentError, PlanRefused, LockDrift, MissingFile, IntegrityMismatch, AuthFailure, NetworkFailure.
     """
@@ -58,7 +68,8 @@ def resolve(place: Place, world: World, base: str | None = None, progress: Progr
             "--base", "is not for an image that is taken over whole", "its ref is what is wanted", "leave it out"
         )
     named = source.ref if isinstance(source, UpstreamSource) else base or source.base
-    locked_base = _base(world.registry, named, variant.platform, progress) if world.registry else _unasked(named)
+    locked_base = _base(world.registry, named, variant.platform, progress) if world.registry else _unasked(named, known)
+    lock.refuse_other_base("--base" if base else place.lock, locked_base.ref, variant)
     git = git_locked.locked(source, place.sources, progress) if isinstance(source, GitSource) else None
     packages = source.packages
     python = python_lock.resolve(packages, variant.platform, world.tools, progress) if packages else None
@@ -75,36 +86,39 @@ def resolve(place: Place, world: World, base: str | None = None, progress: Progr
     return Locked(_sealed(place, variant, draft, python, world), python)
 
 
-def write(place: Place, made: Locked) -> None:
-    """Nothing; lock and requirements then stand in `images/<engine>/`. Raises: DiskFailure, MissingFile."""
-    if made.requirements:
-        write_durably(place.folder / place.requirements, made.requirements.text.encode())
-    lock.write(place.lock, made.lock)
+def write(place: Place, made: Locked) -> ImageLock:
+    """The lock as it was written, with its requirements, into `images/<engine>/`.
 
+    Where the lock that stands there now has the same inputs, its results are kept; also those of a build that ended just now.
 
-def keep_results(made: Locked, before: ImageLock | None) -> Locked:
-    """`made` with the results of the lock before, where its inputs are the same."""
-    if before is None or before.inputs_digest != made.lock.inputs_digest:
-        return made
-    return Locked(made.lock.model_copy(update={"results": before.results}), made.requirements)
+    Raises: DiskFailure, MissingFile.
+    """
+    with lock.turn(place.turn):
+        written = made.lock
+        with contextlib.suppress(LockDrift, DocumentError, MissingFile):  # what stands there is replaced
+            before = lock.read_any(place.lock)
+            if before.inputs_digest == written.inputs_digest:
+                written = written.model_copy(update={"results": before.results})
+        if made.requirements:
+            write_durably(place.folder / place.requirements, made.requirements.text.encode())
+        lock.write(place.lock, written)
+        return written
 
 
 def changes(place: Place, old: ImageLock, new: Locked) -> tuple[str, ...]:
-    """What differs between the lock on disk and a fresh one, one line each; packages by name and version."""
-    lines = list(_plain_changes(old.as_json(), new.lock.as_json()))
+    """What differs between the lock on disk and a fresh one, one line each; packages by name and version.
+
+    Empty only where the inputs digest is the same and the locked packages stand beside the lock: where a build goes on.
+    """
+    lines = list(_plain_changes("", _plain(old), _plain(new.lock)))
     if old.packages and new.requirements:
-        before = python_lock.read(place.folder / old.packages.file)
-        now = {wheel.name: wheel.version for wheel in new.requirements.wheels}
-        lines += _versions("package", before, now)
-        if before == now and old.packages.sha256 != new.requirements.sha256:
-            lines.append("packages: the same versions with other wheels")
-    lines += _versions(
-        "deb", {deb.name: deb.version for deb in old.debs}, {deb.name: deb.version for deb in new.lock.debs}
-    )
-    old_sums = {(deb.name, deb.version): deb.sha256 for deb in old.debs}
-    for deb in new.lock.debs:
-        if old_sums.get((deb.name, deb.version), deb.sha256) != deb.sha256:
-            lines.append(f"deb {deb.name} {deb.version}: the same version with other bytes (sha256 {deb.sha256})")
+        lines += _package_changes(place.folder / old.packages.file, old.packages.sha256, new.requirements)
+    before, now = ({(deb.name, deb.architecture): deb for deb in debs} for debs in (old.debs, new.lock.debs))
+    lines += _versions("deb", _deb_versions(old), _deb_versions(new.lock))
+    for key in sorted(before.keys() & now.keys()):
+        one, other = before[key], now[key]
+        if one.version == other.version and one != other:
+            lines.append(f"deb {one.name} {one.version}: the same version with other bytes (sha256 {other.sha256})")
     return tuple(lines)
 
 
@@ -123,7 +137,8 @@ def _base(registry: Registry, named: str, platform: str, progress: Progress) -> 
         found = registry.resolve(name)
         pinned = name.at(tag=name.tag, digest=found)
         config = registry.config(name.at(digest=found), platform)
-    diff_ids = config.get("rootfs", {}).get("diff_ids")
+    rootfs = config.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     return LockedBase(
         ref=_short(named, pinned.digest or ""),
         created=_instant(config.get("created")),
@@ -131,11 +146,13 @@ def _base(registry: Registry, named: str, platform: str, progress: Progress) -> 
     )
 
 
-def _unasked(named: str) -> LockedBase:
+def _unasked(named: str, known: LockedBase | None) -> LockedBase:
     """The base as image.yaml pins it, where no registry is to be asked. Raises: UsageError when it is pinned by a tag alone."""
     if not parse(named).digest:
         why = "a tag means what its registry says"
         raise UsageError("--offline", f"cannot lock {named}", why, "name the base with its digest, or lock it online")
+    if known and known.ref.partition("@")[2] == named.partition("@")[2]:
+        return known.model_copy(update={"ref": named})
     return LockedBase(ref=named)
 
 
@@ -224,17 +241,45 @@ def _epoch(instant: str) -> int:
     return calendar.timegm(time.strptime(instant, "%Y-%m-%dT%H:%M:%SZ"))
 
 
-def _plain_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Changes of what is no list of packages."""
-    if old["base"]["ref"] != new["base"]["ref"]:
-        yield f"base: {old['base']['ref']} -> {new['base']['ref']}"
-    one, other = old["git"] or {}, new["git"] or {}
-    for key in sorted({*one, *other}):
-        if one.get(key) != other.get(key):
-            yield f"git {key}: {one.get(key)} -> {other.get(key)}"
-    for key in ("dockerfile_sha256", "spec_digest", "entrypoint", "args", "epoch"):
-        if old[key] != new[key]:
-            yield f"{key}: {old[key]} -> {new[key]}"
+def _plain(made: ImageLock) -> dict[str, Any]:
+    """All inputs that the inputs digest is over, but the Debian packages."""
+    value = {key: item for key, item in made.as_json().items() if key not in {"results", "sealed"}}
+    del value["debs"]  # told one by one
+    return value
+
+
+def _plain_changes(place: str, old: Any, new: Any) -> Iterator[str]:
+    """Each value that differs, by where it stands."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                yield from _plain_changes(f"{place}.{key}" if place else key, old.get(key), new.get(key))
+    elif old != new:
+        yield f"{place}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def _package_changes(file: Path, locked_sha256: str, new: PythonLock) -> Iterator[str]:
+    """Packages whose version moved; else that wheels did, or that the file is not the locked one, which no build takes."""
+    try:
+        before, found = python_lock.read(file), inputs.sha256(file.read_bytes())
+    except (SlipwayError, OSError) as error:
+        yield f"packages: {file} cannot be read ({error})"
+        return
+    now = {wheel.name: wheel.version for wheel in new.wheels}
+    yield from _versions("package", before, now)
+    if before == now and locked_sha256 != new.sha256:
+        yield "packages: the same versions with other wheels"
+    if found != locked_sha256:
+        yield f"packages: {file} is not what was locked (sha256 {locked_sha256} -> {found})"
+
+
+def _deb_versions(made: ImageLock) -> dict[str, str]:
+    return {f"{deb.name}:{deb.architecture}": deb.version for deb in made.debs}
 
 
 def _versions(what: str, before: dict[str, str], now: dict[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, UsageError
+from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, MissingFile, UsageError
 from slipway.images import archive, manifests
 from slipway.images.archive import Archive
 from slipway.images.image_name import ImageName
@@ -75,8 +75,8 @@ def mirror(source: Source, destination: Destination, options: Options, progress:
     Raises: as `run`.
     """
     root = source.root()
-    if options.platform is not None and root.is_index:
-        root = source.manifest(manifests.choose(root, options.platform, "the image"))
+    if options.platform is not None:
+        root = _for_platform(source, root, options.platform)
     destination.admit(root)
     tree = _tree(source, root)
     attached = _attached(source, tree) if options.attached else []
@@ -205,6 +205,24 @@ def _destination(start: Place, place: Place, registry: Registry, options: Option
     if ref is not None and ref.startswith("sha256:"):
         ref = None  # a digest is no name; the image gets one from its own
     return Layout(place.path, ref) if place.kind in LAYOUTS else ArchiveStore(place.path, ref)
+
+
+def _for_platform(source: Source, root: Manifest, platform: str) -> Manifest:
+    """The image of an index for `platform`, or the image itself where its config says that it is for that.
+
+    Raises: MissingFile with what there is, IntegrityMismatch.
+    """
+    if root.is_index:
+        return source.manifest(manifests.choose(root, platform, "the image"))
+    config = root.blobs[0]
+    if config.size_bytes > manifests.MAX_MANIFEST_BYTES * 2:
+        raise IntegrityMismatch("the image", f"has a config of {config.size_bytes} bytes", "none is that large")
+    data = b"".join(manifests.proved(source.read(config), config, "the image's config"))
+    found = manifests.platform_of(manifests.parse_config(data, "the image"))
+    if found != platform and not found.startswith(f"{platform}/"):
+        why = f"it is for {found or 'no platform that it names'}"
+        raise MissingFile("the image", f"is not for {platform}", why, "leave --platform out, or copy another image")
+    return root
 
 
 def _tree(source: Source, manifest: Manifest, seen: set[str] | None = None, depth: int = 0) -> list[Manifest]:

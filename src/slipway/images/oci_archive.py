@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
+from slipway.images import layout
 from slipway.images.builders import Layer
+from slipway.images.manifests import Descriptor
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_DOCUMENT_BYTES = 8 << 20
@@ -47,6 +49,11 @@ class Archive:
         value = self.config.get("config")
         return value if isinstance(value, dict) else {}
 
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels; none where the config says something else there than names and texts."""
+        return labels(self.config)
+
 
 def read(path: Path) -> Archive:
     """The image in `path`: an OCI archive of one image (attestations aside) or a docker archive of one image.
@@ -61,6 +68,13 @@ def read(path: Path) -> Archive:
         if "manifest.json" in members:
             return _docker(tar, path, members)
     raise malformed(path, "holds neither index.json nor manifest.json")
+
+
+def labels(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The labels in an image config of anybody's: texts by name, and none where there is something else."""
+    process = config.get("config")
+    found = process.get("Labels") if isinstance(process, dict) else None
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
 
 
 def is_whole(archive: Archive) -> bool:
@@ -131,19 +145,24 @@ def _only_image(
     listed = index.get("manifests") if isinstance(index, dict) else None
     if not isinstance(listed, list) or depth > 2:
         raise malformed(path, "its index lists no manifests")
-    images = [
-        item
-        for item in listed
-        if isinstance(item, dict)
-        and (item.get("annotations") or {}).get("vnd.docker.reference.type") != "attestation-manifest"
-    ]
+    # The same choice as of whoever sends the archive on: otherwise one image is checked, and another one sent.
+    images = layout.images_among(_described(path, item) for item in listed)
     if len(images) != 1:
         raise malformed(path, f"it holds {len(images)} images; exactly one is expected")
-    digest = _digest_in(path, images[0])
-    if "index" in str(images[0].get("mediaType")) or "manifest.list" in str(images[0].get("mediaType")):
+    digest = images[0].digest
+    if "index" in images[0].media_type or "manifest.list" in images[0].media_type:
         nested = _parsed(path, f"index {digest}", _blob(tar, path, members, digest))
         return _only_image(tar, path, members, nested, depth + 1)
     return digest
+
+
+def _described(path: Path, value: Any) -> Descriptor:
+    """The entry of an index as `layout` reads it."""
+    digest = _digest_in(path, value)
+    notes = value.get("annotations")
+    texts = {name: text for name, text in notes.items() if isinstance(text, str)} if isinstance(notes, dict) else {}
+    kind = str(value.get("artifactType") or "")
+    return Descriptor(str(value.get("mediaType")), digest, 0, artifact_type=kind, annotations=texts)
 
 
 def _layer(path: Path, value: Any) -> Layer:

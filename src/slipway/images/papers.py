@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipway.errors import IntegrityMismatch, LockDrift, from_os_error
-from slipway.images import attach, lock, provenance, sbom, signing
+from slipway.images import attach, lock, oci_archive, provenance, sbom, signing
 from slipway.images.image_name import ImageName, parse
 from slipway.images.inputs import Place
 from slipway.images.inputs import tag as inputs_tag
@@ -120,15 +122,19 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
     name = parse(ref)
     pinned = name.at(digest=registry.resolve(name))
     config = registry.config(pinned, made.platform)
-    label = (config.get("config", {}).get("Labels") or {}).get(lock.LABEL)
+    _refuse_odd(pinned, config)
+    label = oci_archive.labels(config).get(lock.LABEL)
     if label != made.inputs_digest:
         why = f"{place.lock} has {made.inputs_digest}"
         raise LockDrift(pinned, f"was built from another lock (got {label})", why, "push what build-image makes now")
-    diff_ids = config.get("rootfs", {}).get("diff_ids")
-    result = next((found for found in made.results if found.diff_ids == diff_ids), None)
+    # The config's digest and not what it says: entrypoint, user and environment must be the built image's too.
+    digest = registry.image(pinned, made.platform).blobs[0].digest
+    result = next((found for found in made.results if found.config_digest == digest), None)
     if result is None:
-        raise IntegrityMismatch(pinned, "has other layers than the lock expects", "", "push what build-image makes now")
-    said = [f"{pinned}: layers are those that {result.builder} made of this lock"]
+        why = f"the lock expects {', '.join(found.config_digest for found in made.results) or 'no image yet'}"
+        problem = f"has another config than the lock's image (got {digest})"
+        raise IntegrityMismatch(pinned, problem, why, "push what build-image makes now")
+    said = [f"{pinned}: config and layers are those that {result.builder} made of this lock"]
     wanted = (
         (sbom.MEDIA_TYPE, sbom.render(components(place, made)), "SBOM"),
         (provenance.MEDIA_TYPE, provenance.render(statement(made, result, pinned)), "provenance"),
@@ -143,6 +149,15 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
         signing.find().verify(pinned, key)
         said.append(f"signed with the key of {key}")
     return tuple(said)
+
+
+def _refuse_odd(pinned: ImageName, config: Mapping[str, Any]) -> None:
+    """Nothing when `config` has the form of an image config where it is read. Raises: IntegrityMismatch."""
+    process = config.get("config") or {}
+    rootfs = config.get("rootfs")
+    sound = isinstance(process, dict) and isinstance(process.get("Labels") or {}, dict)
+    if not (sound and isinstance(rootfs, dict) and isinstance(rootfs.get("diff_ids"), list)):
+        raise IntegrityMismatch(pinned, "has a config that is no image's", "", "push what build-image makes now")
 
 
 def _requirements(place: Place, made: ImageLock) -> str:

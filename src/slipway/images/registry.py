@@ -7,7 +7,6 @@ Source: OCI distribution specification 1.1 (read in November 2026); docker-regis
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -31,13 +30,12 @@ from slipway.images.manifests import IMAGES, INDEXES, MAX_MANIFEST_BYTES, Descri
 from slipway.images.registry_failures import Again
 from slipway.images.registry_login import Logins, logins_from
 from slipway.images.registry_upload import Upload
-from slipway.images.registry_wire import Answer, Ask, Limits, Wire
+from slipway.images.registry_wire import SMALL_BYTES, Answer, Ask, Limits, Wire
 
 __all__ = ["Limits", "Mirrors", "Registry", "parse", "referrers_tag", "registry_from"]
 
 _ACCEPT = ", ".join(sorted(IMAGES | INDEXES))
 _MAX_CONFIG_BYTES = 8 << 20
-_READ_BYTES = 1 << 18
 _MAX_PAGES = 100
 _REFERRERS_TRIES = 5
 
@@ -102,28 +100,25 @@ class Registry:
             raise UsageError(name, "has neither tag nor digest", "`latest` is never assumed", "name the digest")
         return self._first(name, lambda place: self._get_manifest(place, wanted))
 
+    def image(self, name: ImageName, platform: str = "linux/amd64") -> Manifest:
+        """The manifest of the image, whose first blob is its config: that of `platform` where `name` is an index.
+
+        Raises: as `config`.
+        """
+        manifest = self.manifest(name)
+        if not manifest.is_index:
+            return manifest
+        return self.manifest(name.at(digest=manifests.choose(manifest, platform, name).digest))
+
     def config(self, name: ImageName, platform: str = "linux/amd64") -> dict[str, Any]:
         """The configuration of the image: that of `platform` where `name` is an index.
 
         Raises: MissingFile where the index has no such platform, and as `resolve`.
         """
-        manifest = self.manifest(name)
-        if manifest.is_index:
-            child = manifests.choose(manifest, platform, name)
-            manifest = self.manifest(name.at(digest=child.digest))
-        descriptor = manifest.blobs[0]
+        descriptor = self.image(name, platform).blobs[0]
         if descriptor.size_bytes > _MAX_CONFIG_BYTES:
             raise IntegrityMismatch(name, f"has a config of {descriptor.size_bytes} bytes", "none is that large")
-        data = b"".join(self.blob(name, descriptor))
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise IntegrityMismatch(
-                name, "has a config that is no JSON object", f"{descriptor.media_type} was promised"
-            )
-        return value
+        return manifests.parse_config(b"".join(self.blob(name, descriptor)), name)
 
     def blob(self, name: ImageName, descriptor: Descriptor) -> Iterator[bytes]:
         """The content of `descriptor`, whose last piece only comes when size and digest are right.
@@ -265,7 +260,7 @@ class Registry:
     def _read_once(self, place: ImageName, descriptor: Descriptor, start: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={start}-"} if start else {}
         path = f"/v2/{place.repository}/blobs/{descriptor.digest}"
-        left = descriptor.size_bytes - start
+        left, started_s = descriptor.size_bytes - start, time.monotonic()
         with self._wire.once(Ask("GET", place.registry, path, place.repository, headers=headers)) as response:
             if response.status_code == 404:
                 raise MissingFile(
@@ -276,10 +271,12 @@ class Registry:
             if length.isdigit() and int(length) != left + skip:
                 problem = f"{descriptor.digest} is sent with {int(length) + start - skip} bytes"
                 raise IntegrityMismatch(place, problem, f"its manifest says {descriptor.size_bytes}", "push it again")
-            for piece in response.iter_raw(_READ_BYTES):
+            for piece in response.iter_raw():  # as they come: pieces of one size would be waited for, however slow
                 chunk = piece[skip:]
                 skip -= len(piece) - len(chunk)
                 left -= len(chunk)
+                if descriptor.size_bytes <= SMALL_BYTES:
+                    self._wire.limits.require_pace(place, descriptor.size_bytes - start - left, started_s)
                 if left < 0:
                     problem = f"{descriptor.digest} goes on after its end"
                     raise IntegrityMismatch(

@@ -26,6 +26,8 @@ from slipway.images.registry_login import Challenge, Login, Logins, challenges
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FREE_S = 600
+SMALL_BYTES = 1 << 20
+"""Blobs up to this size, as configs are, must come as fast as manifests."""
 _MAX_TOKEN_BYTES = 1 << 20
 _SHOWN_BYTES = 4096
 
@@ -42,7 +44,9 @@ class Limits:
     answer_s: float = 300
     """Longest wait for one small answer, with all its tries."""
     least_bytes_per_s: int = 50_000
-    """A blob slower than this on the whole is given up; the first ten minutes are free."""
+    """What is slower than this on the whole is given up; `free_s` are free, and of large blobs the first ten minutes."""
+    free_s: float = 20
+    """How long a small answer (a manifest, a config) may take besides."""
     tries: int = 5
     pause_s: float = 0.5
     """Before the second try; doubled after each."""
@@ -52,6 +56,16 @@ class Limits:
     def sent_s(self, size_bytes: int) -> float:
         """How long a blob may take on its way."""
         return _FREE_S + size_bytes / self.least_bytes_per_s
+
+    def require_pace(self, place: object, got_bytes: int, started_s: float) -> None:
+        """Nothing while a small answer comes fast enough, with `got_bytes` since `started_s` (monotonic).
+
+        Raises: NetworkFailure; it is not tried again, since who drips would be waited for as often as we try.
+        """
+        took_s = time.monotonic() - started_s
+        if took_s > min(self.answer_s, self.free_s + got_bytes / self.least_bytes_per_s):
+            problem = f"answers too slowly ({got_bytes} bytes in {took_s:.0f} s)"
+            raise NetworkFailure(place, problem, "manifests and configs are small", "check network and proxy")
 
 
 @dataclass(frozen=True)
@@ -127,7 +141,7 @@ class Wire:
 
         def attempt() -> Answer:
             with self.once(ask) as response:
-                body = _body(response, cap_bytes, ask.place, time.monotonic() + self.limits.answer_s)
+                body = _body(response, cap_bytes, ask.place, self.limits)
                 return Answer(response.status_code, response.headers, body, str(response.url))
 
         return self.again(ask.place, attempt)
@@ -284,7 +298,7 @@ class Wire:
                     raise unauthorised(
                         ask.place, f"its token service answers HTTP {response.status_code}", push=ask.push
                     )
-                data = _body(response, _MAX_TOKEN_BYTES, ask.place, time.monotonic() + self.limits.answer_s)
+                data = _body(response, _MAX_TOKEN_BYTES, ask.place, self.limits)
                 value = httpx.Response(200, content=data).json()
             finally:
                 response.close()
@@ -332,14 +346,13 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _body(response: httpx.Response, cap_bytes: int, place: str, ends_s: float) -> bytes:
-    body = bytearray()
+def _body(response: httpx.Response, cap_bytes: int, place: str, limits: Limits) -> bytes:
+    body, started_s = bytearray(), time.monotonic()
     for chunk in response.iter_raw():
         body += chunk
         if len(body) > cap_bytes:
             raise IntegrityMismatch(place, f"answers with more than {cap_bytes} bytes", "no such answer is that long")
-        if time.monotonic() > ends_s:
-            raise Again("answers too slowly")
+        limits.require_pace(place, len(body), started_s)
     return bytes(body)
 
 

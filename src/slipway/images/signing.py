@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,19 @@ class Cosign:
         """
         argv = ("sign", "--yes", *self._key(key), *self._no_log(), *_notes(annotations), *_plain(image))
         self._checked((*argv, _pinned(image)), str(image), _needed(password, key))
+
+    def require_key(self, key: Path, password: str | None = None) -> None:
+        """Nothing, once a throw-away file was signed with `key`: so cosign, key and password are right before anything is said.
+
+        Raises: as `sign_blob`.
+        """
+        with tempfile.TemporaryDirectory(prefix="slipway-sign-") as folder:
+            file = Path(folder) / "nothing"
+            file.write_bytes(b"nothing\n")
+            try:
+                self.sign_blob(file, key, password)
+            except SlipwayError as error:
+                raise type(error)(key, error.problem, error.why, error.remedy) from None
 
     def verify(self, image: ImageName, public_key: Path, annotations: Mapping[str, str] | None = None) -> Verified:
         """The signature over the digest of `image` by `public_key`, with all of `annotations`.

@@ -5,10 +5,12 @@ Everything here may be a wish (a tag, a version); `invoke lock-image` turns it i
 
 from __future__ import annotations
 
+import calendar
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from slipway import documents
 from slipway.documents import Document, Matching
@@ -41,8 +43,26 @@ Requirement = Annotated[
     ),
 ]
 DebName = Annotated[str, Matching(r"[a-z0-9][a-z0-9+.-]+", "a Debian package, as libnuma1")]
+
+
+def _real(instant: str) -> str:
+    """The moment, where the calendar has it and an epoch of it can be told."""
+    if calendar.timegm(time.strptime(instant, "%Y-%m-%dT%H:%M:%SZ")) <= 0:
+        raise ValueError("lies before 1970")
+    return instant
+
+
+def _in_calendar(instant: str) -> str:
+    try:
+        return _real(instant)
+    except ValueError as error:
+        raise ValueError(f"is no moment after 1970 (got {instant})") from error
+
+
 Instant = Annotated[
-    str, Matching(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z", 'a moment in quotes, as "2026-11-30T00:00:00Z"')
+    str,
+    Matching(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z", 'a moment in quotes, as "2026-11-30T00:00:00Z"'),
+    AfterValidator(_in_calendar),
 ]
 Architecture = Annotated[str, Matching(r"sm_\d{2,3}a?", "a GPU architecture, as sm_90")]
 GitUrl = Annotated[
@@ -63,6 +83,10 @@ ContextPattern = Annotated[
         "files below the checkout, as src/slipway/**/*.py, without ..",
     ),
 ]
+
+
+RESERVED_ARGS = frozenset({"BASE", "ENGINE_VERSION", "SOURCE_DATE_EPOCH"})
+"""Build arguments that a build takes from the lock."""
 
 
 class Packages(Document):
@@ -172,6 +196,13 @@ class Variant(Document):
     cuda: Cuda | None = Field(description="null: runs without a GPU")
     gpu_architectures: list[Architecture] = Field(default_factory=list)
     cache_folder: AbsolutePath = Field(default="/cache", description="where the kernel caches are mounted")
+
+    @model_validator(mode="after")
+    def _leaves_our_arguments(self) -> Variant:
+        taken = sorted(RESERVED_ARGS & self.args.keys())
+        if taken:
+            raise ValueError(f"args: {', '.join(taken)} is given by the lock; choose another name")
+        return self
 
 
 class ImageSpec(Document):

@@ -102,6 +102,14 @@ class RunReport(Document):
             and (self.bench is None or self.bench.failed == 0)
         )
 
+    @property
+    def verdict(self) -> Literal["passed", "not passed", "measured, no gate was run"]:
+        """What is said about the run as a whole; a measurement alone neither passes nor fails."""
+        if self.passed:
+            return "passed"
+        failed = any(step.status == "failed" for step in self.steps) or (self.bench is not None and self.bench.failed)
+        return "not passed" if self.gates or failed or self.bench is None else "measured, no gate was run"
+
     def saved_text(self) -> str:
         """The document as it is saved: indented, with each list of numbers on one line."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False)

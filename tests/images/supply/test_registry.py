@@ -276,6 +276,28 @@ def test_an_answer_that_trickles_is_given_up(server: Any, sample: Any) -> None:
     done.set()
 
 
+def test_a_config_that_drips_is_given_up(server: Any, answers: Any, sample: Any) -> None:
+    done, image = threading.Event(), sample.images[0]
+
+    def drip(handler: Any) -> None:
+        if "manifests" in handler.path:
+            answers(handler, 200, image.data)
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(image.blobs[0].size_bytes))
+        handler.end_headers()
+        while not done.wait(0.05):
+            handler.wfile.write(b" ")
+
+    server.answer = drip
+    with (
+        Registry(limits=Limits(free_s=0.2, pause_s=0.01)) as client,
+        pytest.raises(NetworkFailure, match="too slowly"),
+    ):
+        client.config(parse(f"{server.host}/a:v1"))
+    done.set()
+
+
 def test_a_busy_registry_is_waited_for_as_it_asks(server: Any, answers: Any, registry: Registry, sample: Any) -> None:
     def answer(handler: Any) -> None:
         if len(server.asked("manifests")) == 1:

@@ -217,3 +217,13 @@ def test_a_paper_in_a_layout_is_the_same_as_in_a_registry(sample: Any, tmp_path:
     assert [one.descriptor.digest for one in layout.attached(sample.index.digest)] == [first]
     assert manifests.digest_of(layout.path(first).read_bytes()) == first
     assert layout.verify() == ()
+
+
+@needs
+def test_a_key_is_tried_before_anything_is_said(cosign: Cosign, keys: Keys, tmp_path: Path) -> None:
+    cosign.require_key(keys.private, "open sesame")
+    with pytest.raises(AuthFailure) as caught:
+        cosign.require_key(keys.private, "another")
+    assert caught.value.place == str(keys.private)
+    with pytest.raises(MissingFile):
+        cosign.require_key(tmp_path / "no.key", "open sesame")

@@ -55,8 +55,9 @@ class BuildahBuilder:
         state = BuildState()
         started_s = time.monotonic()
         with (
-            tempfile.TemporaryDirectory(prefix="slipway-build-") as folder,
             process.written_whole(request.archive) as part,
+            # Beside the archive, in a folder that is swept if we are killed, and where there is room for an image.
+            tempfile.TemporaryDirectory(prefix="build-", dir=part.parent) as folder,
         ):
             context, ids = Path(folder) / "context", Path(folder) / "id"
             unpack(request.context, context)

@@ -42,8 +42,9 @@ class BuildxBuilder:
         state = BuildState()
         started_s = time.monotonic()
         with (
-            tempfile.TemporaryDirectory(prefix="slipway-build-") as folder,
             process.written_whole(request.archive) as part,
+            # Beside the archive, in a folder that is swept if we are killed, and where there is room for an image.
+            tempfile.TemporaryDirectory(prefix="build-", dir=part.parent) as folder,
         ):
             metadata = Path(folder) / "metadata.json"
             argv = command(request, metadata, part)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from slipway.errors import CheckFailed, MissingFile, from_os_error
+from slipway.images import turns
+
+_WORK = "work-"
 
 GRACE_S = 10
 """How long a builder may take to cancel its build after it was asked to."""
@@ -79,6 +84,30 @@ def written_whole(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def working(parent: Path) -> Iterator[Path]:
+    """A folder below `parent` for this run alone, gone when the block ends; those of runs that were killed go first.
+
+    Whose run is alive is told by a lock on the folder, which ends with its process and knows no reused process ids.
+
+    Raises: SlipwayError when the folder cannot be written.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with turns.locked(parent):
+            _sweep(parent)
+            folder = Path(tempfile.mkdtemp(prefix=_WORK, dir=parent))
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise from_os_error(error, parent, "making a folder to work in") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
 def require_files(secrets: Mapping[str, Path]) -> None:
     """Nothing when each secret's file is there; a builder would only say that some mount failed.
 
@@ -89,6 +118,22 @@ def require_files(secrets: Mapping[str, Path]) -> None:
             raise MissingFile(
                 path, f"no such file for the build secret `{name}`", "", "correct the path, or leave it out"
             )
+
+
+def _sweep(parent: Path) -> None:
+    """What killed runs have left in `parent` is gone; what cannot be removed is the next run's business."""
+    for folder in parent.glob(f"{_WORK}*"):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone meanwhile, or no folder of ours
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its run is alive
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
