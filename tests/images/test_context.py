@@ -112,7 +112,7 @@ def test_only_listed_patterns_are_packed_and_each_must_match(tmp_path: Path) -> 
     ],
 )
 def test_a_star_stays_in_its_folder_and_two_do_not(tmp_path: Path, pattern: str, picked: list[str]) -> None:
-    write(tmp_path, {name: b"" for name in ("a.py", "d/b.py", "d/e/c.py", "d/e/x")})
+    write(tmp_path, dict.fromkeys(("a.py", "d/b.py", "d/e/c.py", "d/e/x"), b""))
     if picked:
         assert [
             name for name in members(pack(tmp_path, [pattern], {}, EPOCH)) if not name.endswith(("d", "e"))

@@ -151,27 +151,27 @@ class _Pattern:
 
     def __init__(self, pattern: str) -> None:
         self._prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
-        self._tokens = re.findall(r"\*\*/|\*\*|.", pattern, re.DOTALL)
+        self._pieces = re.findall(r"\*\*/|\*\*|.", pattern, re.DOTALL)
 
     def matches(self, name: str) -> bool:
         """Whether the whole of `name` is what the pattern describes."""
         if not name.startswith(self._prefix):
             return False
-        # A state is how many tokens are done, and whether the next one is half done: a folder's name, a `**`.
+        # A state is how many pieces are done, and whether the next one is half done: a folder's name, a `**`.
         states = self._with_skipped({(0, False)})
         for char in name:
             states = self._with_skipped({after for state in states for after in self._after(state, char)})
             if not states:
                 return False
-        return any(done == len(self._tokens) and not half for done, half in states)
+        return any(done == len(self._pieces) and not half for done, half in states)
 
     def _with_skipped(self, states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
         """`states`, and those reached by letting wildcards stand for nothing more."""
         found, rest = set(states), list(states)
         while rest:
             done, half = rest.pop()
-            token = self._tokens[done] if done < len(self._tokens) else ""
-            skippable = token == "*" or (token == "**/" and not half) or (token == "**" and half)
+            piece = self._pieces[done] if done < len(self._pieces) else ""
+            skippable = piece == "*" or (piece == "**/" and not half) or (piece == "**" and half)
             if skippable and (done + 1, False) not in found:
                 found.add((done + 1, False))
                 rest.append((done + 1, False))
@@ -179,14 +179,14 @@ class _Pattern:
 
     def _after(self, state: tuple[int, bool], char: str) -> Iterator[tuple[int, bool]]:
         done, half = state
-        token = self._tokens[done] if done < len(self._tokens) else ""
-        if token == "**":
+        piece = self._pieces[done] if done < len(self._pieces) else ""
+        if piece == "**":
             yield done, True
-        elif token == "**/" and (char != "/" or half):
+        elif piece == "**/" and (char != "/" or half):
             yield done, char != "/"
-        elif token == "*" and char != "/":
+        elif piece == "*" and char != "/":
             yield done, False
-        elif (token == "?" and char != "/") or (token == char and token != "*"):
+        elif (piece == "?" and char != "/") or (piece == char and piece != "*"):
             yield done + 1, False
 
 
