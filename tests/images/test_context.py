@@ -98,6 +98,37 @@ def test_only_listed_patterns_are_packed_and_each_must_match(tmp_path: Path) -> 
         pack(tmp_path / "gone", [], {}, EPOCH)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "picked"),
+    [
+        ("**/*.py", ["a.py", "d/b.py", "d/e/c.py"]),
+        ("d/**", ["d/b.py", "d/e/c.py", "d/e/x"]),
+        ("**/e/**/*", ["d/e/c.py", "d/e/x"]),
+        ("?.py", ["a.py"]),
+        ("d/*", ["d/b.py"]),
+        ("**/**/**/x", ["d/e/x"]),
+        ("d*e/x", []),
+        ("*", ["a.py"]),
+    ],
+)
+def test_a_star_stays_in_its_folder_and_two_do_not(tmp_path: Path, pattern: str, picked: list[str]) -> None:
+    write(tmp_path, dict.fromkeys(("a.py", "d/b.py", "d/e/c.py", "d/e/x"), b""))
+    if picked:
+        assert [
+            name for name in members(pack(tmp_path, [pattern], {}, EPOCH)) if not name.endswith(("d", "e"))
+        ] == picked
+    else:
+        with pytest.raises(MissingFile, match="matches no file"):
+            pack(tmp_path, [pattern], {}, EPOCH)
+
+
+@pytest.mark.parametrize("pattern", ["**/" * 40 + "zz", "*a" * 40 + "zz", "**a" * 40 + "zz"])
+def test_a_pattern_of_many_wildcards_ends_at_once(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path, {"a/" * 40 + "a" * 200: b""})
+    with pytest.raises(MissingFile, match="matches no file"):
+        pack(tmp_path, [pattern], {}, EPOCH)
+
+
 def test_made_files_join_in_and_change_the_digest(tmp_path: Path) -> None:
     write(tmp_path, {"Dockerfile": b"FROM scratch\n"})
     plain = pack(tmp_path, ["Dockerfile"], {}, EPOCH)

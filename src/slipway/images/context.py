@@ -79,10 +79,10 @@ def _listed(folder: Path, patterns: Sequence[str]) -> Iterator[Member]:
     """The members that the patterns pick; every pattern must pick something, or a renamed file would silently be left out."""
     if not folder.is_dir():
         raise MissingFile(folder, "no such folder", "the build context is packed from it", "check the path")
-    compiled = {pattern: re.compile(_regex(pattern)) for pattern in patterns}
+    compiled = {pattern: _Pattern(pattern) for pattern in patterns}
     unused = set(patterns)
     for name, entry in _walk(folder, ""):
-        matching = {pattern for pattern, regex in compiled.items() if regex.fullmatch(name)}
+        matching = {pattern for pattern, read in compiled.items() if read.matches(name)}
         if matching:
             unused -= matching
             yield _member(folder, name, entry)
@@ -109,7 +109,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 def _member(folder: Path, name: str, entry: os.DirEntry[str]) -> Member:
     path = folder / name
-    if any(re.fullmatch(_regex(secret), entry.name.lower()) for secret in SECRET_NAMES):
+    if any(secret.matches(entry.name.lower()) for secret in _SECRETS):
         why = "files of this name hold secrets by custom, and every layer can be read"
         raise UsageError(
             path, "must not enter a build context", why, "pass it as a build secret, or narrow the pattern"
@@ -143,9 +143,51 @@ def _symlink(folder: Path, name: str) -> Member:
     return Member(name, link=link)
 
 
-def _regex(pattern: str) -> str:
-    """`pattern` as a regular expression for whole names; `**/` may also stand for no folder at all."""
-    found = ""
-    for token in re.split(r"(\*\*/|\*\*|\*|\?)", pattern):
-        found += {"**/": "(?:[^/]+/)*", "**": ".+", "*": "[^/]*", "?": "[^/]"}.get(token, re.escape(token))
-    return found
+class _Pattern:
+    """A pattern for whole names, matched in one pass: time grows with name times pattern, never with their powers.
+
+    A regular expression would try `**/**/**/…` in as many ways as there are folders, to the power of how often it stands there.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
+        self._pieces = re.findall(r"\*\*/|\*\*|.", pattern, re.DOTALL)
+
+    def matches(self, name: str) -> bool:
+        """Whether the whole of `name` is what the pattern describes."""
+        if not name.startswith(self._prefix):
+            return False
+        # A state is how many pieces are done, and whether the next one is half done: a folder's name, a `**`.
+        states = self._with_skipped({(0, False)})
+        for char in name:
+            states = self._with_skipped({after for state in states for after in self._after(state, char)})
+            if not states:
+                return False
+        return any(done == len(self._pieces) and not half for done, half in states)
+
+    def _with_skipped(self, states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
+        """`states`, and those reached by letting wildcards stand for nothing more."""
+        found, rest = set(states), list(states)
+        while rest:
+            done, half = rest.pop()
+            piece = self._pieces[done] if done < len(self._pieces) else ""
+            skippable = piece == "*" or (piece == "**/" and not half) or (piece == "**" and half)
+            if skippable and (done + 1, False) not in found:
+                found.add((done + 1, False))
+                rest.append((done + 1, False))
+        return found
+
+    def _after(self, state: tuple[int, bool], char: str) -> Iterator[tuple[int, bool]]:
+        done, half = state
+        piece = self._pieces[done] if done < len(self._pieces) else ""
+        if piece == "**":
+            yield done, True
+        elif piece == "**/" and (char != "/" or half):
+            yield done, char != "/"
+        elif piece == "*" and char != "/":
+            yield done, False
+        elif (piece == "?" and char != "/") or (piece == char and piece != "*"):
+            yield done + 1, False
+
+
+_SECRETS = tuple(_Pattern(name) for name in SECRET_NAMES)

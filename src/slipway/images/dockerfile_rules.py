@@ -57,7 +57,14 @@ def _unreadable(sheet: Sheet) -> Iterator[Finding]:
         yield Finding(fault.place, fault.text)
     for run in sheet.runs:
         if run.command.unreadable:
-            yield Finding(run.place, "commands nested too deep")
+            yield Finding(run.place, run.command.unreadable)
+        for own in (*run.command.via, *run.command.words):
+            if own.text.partition("=")[0] in installs.HIDING_VARIABLES and "=" in own.text:
+                yield Finding(run.place, own.text)
+    for _, step in sheet.steps("ENV", "ARG"):
+        for name, _, offset in declared(step.instruction):
+            if name in installs.HIDING_VARIABLES:
+                yield Finding(step.instruction.at(offset), name)
     for _, step in sheet.steps("SHELL"):
         text = " ".join(step.instruction.json_words() or ("",))
         if not _SHELL.fullmatch(text):
@@ -169,7 +176,7 @@ def _add_checksum(sheet: Sheet) -> Iterator[Finding]:
 
 
 def _pipe_to_shell(sheet: Sheet) -> Iterator[Finding]:
-    for run in sheet.runs:
+    for run in (*sheet.runs, *sheet.starts):
         command = run.command
         fed = command.reads_pipe or any(kind == "<<<" for kind, _ in command.redirects)
         reads_script = command.program in installs.INTERPRETERS and not installs.names_script(command)
@@ -200,7 +207,7 @@ def _python_index(sheet: Sheet) -> Iterator[Finding]:
                 yield Finding(run.place, own.text)
     for _, step in sheet.steps("ENV", "ARG"):
         for name, value, offset in declared(step.instruction):
-            if name in installs.MIXING_VARIABLES:
+            if name in installs.MIXING_VARIABLES | installs.INDEX_VARIABLES:
                 yield Finding(step.instruction.at(offset), f"{name}={value or ''}")
 
 
@@ -212,7 +219,14 @@ def _insecure(sheet: Sheet) -> Iterator[Finding]:
 
 
 def _unlocked_arg(sheet: Sheet) -> Iterator[Finding]:
-    known = {*sheet.allowed.build_args, *AUTOMATIC_ARGS, EPOCH_ARG, *installs.MIXING_VARIABLES, "BUILDKIT_SYNTAX"}
+    known = {
+        *sheet.allowed.build_args,
+        *AUTOMATIC_ARGS,
+        EPOCH_ARG,
+        *installs.MIXING_VARIABLES,
+        *installs.INDEX_VARIABLES,
+        "BUILDKIT_SYNTAX",
+    }
     for _, step in sheet.steps("ARG"):
         for name, _, offset in declared(step.instruction):
             if name not in known:
@@ -298,7 +312,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "python-index",
         _python_index,
-        "Python packages from more than one index",
+        "Python packages from another or more than one index",
         "whoever owns the name on either index decides what is installed",
         "lock with one index, or give wheels as downloads",
     ),

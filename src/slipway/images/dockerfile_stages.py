@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from slipway.images.allowed import AllowedInputs
-from slipway.images.dockerfile_reader import Dockerfile, Fault, Instruction, Place
+from slipway.images.dockerfile_reader import Dockerfile, Fault, Heredoc, Instruction, Place
 from slipway.images.dockerfile_words import Unclear, split, substituted
-from slipway.images.shell_words import SHELLS, Command, commands, exec_form
+from slipway.images.shell_words import SHELLS, Command, Word, commands, exec_form
 
 AUTOMATIC_ARGS = frozenset(
     f"{where}{what}" for where in ("TARGET", "BUILD") for what in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")
@@ -63,6 +63,8 @@ class Sheet:
     stages: tuple[Stage, ...]
     runs: tuple[Run, ...]
     faults: tuple[Fault, ...] = field(default=())
+    starts: tuple[Run, ...] = ()
+    """What a container runs: CMD, ENTRYPOINT and HEALTHCHECK."""
 
     def steps(self, *keywords: str) -> Iterator[tuple[Stage | None, Step]]:
         """Every instruction with one of `keywords`, in file order; the stage is None before the first FROM."""
@@ -103,8 +105,17 @@ def sheet(dockerfile: Dockerfile, allowed: AllowedInputs) -> Sheet:
         stages.append(_stage(group, outer, stages, allowed))
     if not stages:
         faults.append(Fault(Place(1, 1), "there is no FROM"))
-    runs = tuple(run for stage in stages for step in stage.steps for run in _runs(stage, step))
-    return Sheet(dockerfile, allowed, tuple(before), tuple(stages), runs, tuple(faults))
+    texts = [
+        (one, one.text) for one in dockerfile.instructions if one.keyword in {"RUN", "CMD", "ENTRYPOINT", "HEALTHCHECK"}
+    ]
+    runs = tuple(
+        run
+        for stage in stages
+        for step in stage.steps
+        for run in _runs(stage, step, "\n".join(text for one, text in texts if one is not step.instruction))
+    )
+    starts = tuple(run for stage in stages for step in stage.steps for run in _starts(stage, step))
+    return Sheet(dockerfile, allowed, tuple(before), tuple(stages), runs, tuple(faults), starts)
 
 
 def declared(instruction: Instruction) -> list[tuple[str, str | None, int]]:
@@ -178,7 +189,17 @@ def _environment(instruction: Instruction, values: Mapping[str, str | None]) -> 
         yield name, substituted(text or "", values)
 
 
-def _runs(stage: Stage, step: Step) -> Iterator[Run]:
+def _starts(stage: Stage, step: Step) -> Iterator[Run]:
+    instruction = step.instruction
+    if instruction.keyword in {"CMD", "ENTRYPOINT", "HEALTHCHECK"}:
+        text = re.sub(r"^CMD\s+", "", instruction.text, flags=re.IGNORECASE)
+        argv = Instruction("CMD", (), text, 0, ()).json_words()
+        for command in exec_form(argv) if argv is not None else commands(text):
+            yield Run(stage, step, command, instruction.place)
+
+
+def _runs(stage: Stage, step: Step, rest: str) -> Iterator[Run]:
+    """The commands of a RUN, and of a copied heredoc; `rest` is the text of all that may run the latter."""
     instruction = step.instruction
     if instruction.keyword == "RUN":
         argv = instruction.json_words()
@@ -189,22 +210,38 @@ def _runs(stage: Stage, step: Step) -> Iterator[Run]:
         outer = commands(instruction.joined[instruction.start :])
         for command in outer:
             yield Run(stage, step, command, instruction.at(instruction.start + command.offset))
-        # A body is a script where no program, or a shell, reads it.
-        if all(command.program in SHELLS | {""} for command in outer):
-            yield from _bodies(stage, step)
-    elif instruction.keyword in {"COPY", "ADD"}:
-        yield from _bodies(stage, step)
+        # The marks are the shell's own, so each belongs to the command that has it, in order.
+        owners = [command for command in outer for kind, _ in command.redirects if kind in {"<<", "<<-"}]
+        for heredoc, owner in zip(instruction.heredocs, owners, strict=False):
+            written = [word.text for kind, word in owner.redirects if ">" in kind] + [*owner.arguments]
+            says = owner.program in {"cat", "tee"}
+            if not says or _run_later(written, rest):
+                yield from _body(stage, step, heredoc, "" if says else owner.program)
+    elif instruction.keyword in {"COPY", "ADD"} and instruction.heredocs:
+        to = instruction.text.split()[-1]
+        names = [heredoc.name for heredoc in instruction.heredocs] if to.endswith("/") else [to]
+        for heredoc in instruction.heredocs:
+            runs = heredoc.body.startswith("#!") or re.search(r"\.(sh|py|pl|rb)$|bin/", to)
+            if runs or _run_later(names, rest):
+                yield from _body(stage, step, heredoc, "")
 
 
-def _bodies(stage: Stage, step: Step) -> Iterator[Run]:
-    """The commands in heredoc bodies; a copied file counts when its first line names a shell or its name ends in .sh."""
-    copied = step.instruction.keyword != "RUN"
-    for heredoc in step.instruction.heredocs:
-        first = heredoc.body.split("\n", 1)[0]
-        script = any(first.startswith("#!") and first.split()[0].endswith(f"/{shell}") for shell in SHELLS)
-        script = script or (first.startswith("#!") and first.split()[-1] in SHELLS)
-        if copied and not script and not step.instruction.text.endswith(".sh"):
-            continue
+def _run_later(files: list[str], text: str) -> bool:
+    """Whether a file of one of these names is named in `text`."""
+    names = {file.rpartition("/")[2] for file in files if not file.startswith("-")} - {""}
+    return any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", text) for name in names)
+
+
+def _body(stage: Stage, step: Step, heredoc: Heredoc, program: str) -> Iterator[Run]:
+    """The commands in a heredoc's body. What no shell reads is looked at as the text of a program, too."""
+    first = heredoc.body.split("\n", 1)[0]
+    if first.startswith("#!"):
+        named = [word.rpartition("/")[2] for word in first[2:].split() if not word.startswith("-")]
+        program = next((word for word in named if word != "env"), "")
+    if program not in SHELLS:
+        code = (Word("python3", 0), Word("-c", 0), Word(heredoc.body, 0))
+        yield Run(stage, step, Command(code, 0), Place(heredoc.line, 1))
+    if program in SHELLS | {"", "make", "xargs"}:
         for command in commands(heredoc.body):
             up_to = heredoc.body[: command.offset]
             place = Place(heredoc.line + up_to.count("\n"), len(up_to) - up_to.rfind("\n"))

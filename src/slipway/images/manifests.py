@@ -157,12 +157,20 @@ def choose(manifest: Manifest, platform: str, place: object) -> Descriptor:
     raise MissingFile(place, f"has no image for {platform}", f"it has: {have}", "choose one of these platforms")
 
 
-def platform_in(config: bytes) -> str:
-    """The platform that an image config names, as `linux/amd64`; empty where it names none."""
+def parse_config(data: bytes, place: object) -> dict[str, Any]:
+    """The image config that `data` is; of what stands in it nothing is promised. Raises: IntegrityMismatch."""
     try:
-        return _platform(json.loads(config))
+        value = json.loads(data)
     except (ValueError, RecursionError):
-        return ""
+        value = None
+    if not isinstance(value, dict):
+        raise _spoilt(place, "has a config that is no JSON object", "an image config is one")
+    return value
+
+
+def platform_of(config: Mapping[str, Any]) -> str:
+    """The platform that an image config names, as `linux/amd64`; empty where it names none."""
+    return _platform(config)
 
 
 def proved(
@@ -248,7 +256,7 @@ def _descriptor(place: object, value: Any, key: str) -> Descriptor:
 
 
 def _platform(value: Any) -> str:
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         return ""
     parts = (value.get("os"), value.get("architecture"), value.get("variant"))
     return "/".join(part for part in parts if isinstance(part, str) and part)

@@ -218,7 +218,7 @@ def _for_platform(source: Source, root: Manifest, platform: str) -> Manifest:
     if config.size_bytes > manifests.MAX_MANIFEST_BYTES * 2:
         raise IntegrityMismatch("the image", f"has a config of {config.size_bytes} bytes", "none is that large")
     data = b"".join(manifests.proved(source.read(config), config, "the image's config"))
-    found = manifests.platform_in(data)
+    found = manifests.platform_of(manifests.parse_config(data, "the image"))
     if found != platform and not found.startswith(f"{platform}/"):
         why = f"it is for {found or 'no platform that it names'}"
         raise MissingFile("the image", f"is not for {platform}", why, "leave --platform out, or copy another image")

@@ -7,7 +7,6 @@ Source: OCI distribution specification 1.1 (read in November 2026); docker-regis
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -119,16 +118,7 @@ class Registry:
         descriptor = self.image(name, platform).blobs[0]
         if descriptor.size_bytes > _MAX_CONFIG_BYTES:
             raise IntegrityMismatch(name, f"has a config of {descriptor.size_bytes} bytes", "none is that large")
-        data = b"".join(self.blob(name, descriptor))
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise IntegrityMismatch(
-                name, "has a config that is no JSON object", f"{descriptor.media_type} was promised"
-            )
-        return value
+        return manifests.parse_config(b"".join(self.blob(name, descriptor)), name)
 
     def blob(self, name: ImageName, descriptor: Descriptor) -> Iterator[bytes]:
         """The content of `descriptor`, whose last piece only comes when size and digest are right.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox-sh"})
 
@@ -15,14 +15,17 @@ _BLANK = " \t"
 _META = " \t\n;&|<>()"
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;&|\n()]")
 _REDIRECT = re.compile(r"&>>?|<<<|<<-?|>>|>\||>&|<&|<>|[<>]")
-_KEYWORDS = {"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}", "time"}
+_KEYWORDS = {"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}"}
 _ASSIGNMENT = re.compile(r"\w+\+?=.*", re.DOTALL)
+_EXPANDS = re.compile(r"\$[\w{(@*#?!$'\"-]")
 _MAX_DEPTH = 12
 
 # Programs that run the program named after them, with how many words of their own come before it.
 _WRAPPERS = {
     "sudo": 0, "doas": 0, "env": 0, "exec": 0, "command": 0, "builtin": 0, "nohup": 0, "nice": 0, "ionice": 0, "time": 0,
     "xargs": 0, "stdbuf": 0, "eatmydata": 0, "setpriv": 0, "unshare": 0, "setsid": 0, "busybox": 0,
+    "coproc": 0, "strace": 0, "ltrace": 0, "parallel": 0, "watch": 0, "fakeroot": 0, "setarch": 0, "linux64": 0, "function": 1,
+    "taskset": 1, "chrt": 1, "runuser": 1, "ld.so": 0, "ld-linux-x86-64.so.2": 0, "ld-linux-aarch64.so.1": 0,
     "timeout": 1, "gosu": 1, "su-exec": 1, "chroot": 1, "flock": 1,
 }  # fmt: skip
 _OPTIONS_WITH_VALUE = frozenset({
@@ -38,6 +41,8 @@ class Word:
     text: str
     offset: int
     scripts: tuple[tuple[str, int], ...] = ()
+    dynamic: bool = False
+    """Whether the shell makes another word of it: variables, substitutions, braces, patterns."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Command:
     redirects: tuple[tuple[str, Word], ...] = ()
     via: tuple[Word, ...] = ()
     within: str = ""
-    unreadable: bool = field(default=False)
+    unreadable: str = ""
 
     @property
     def program(self) -> str:
@@ -83,7 +88,7 @@ def exec_form(argv: tuple[str, ...]) -> list[Command]:
 def _commands(script: str, base: int, fixed: int | None, within: str, depth: int) -> Iterator[Command]:
     """`base` is added to offsets; where the script was quoted text, `fixed` replaces them."""
     if depth > _MAX_DEPTH:
-        yield Command((), fixed if fixed is not None else base, within=within, unreadable=True)
+        yield Command((), fixed if fixed is not None else base, within=within, unreadable="commands nested too deep")
         return
 
     def offset(at: int) -> int:
@@ -95,7 +100,9 @@ def _commands(script: str, base: int, fixed: int | None, within: str, depth: int
     for kind, value, word in _tokens(script):
         if kind == "word":
             gathered.append(
-                Word(word.text, offset(word.offset), tuple((inner, offset(at)) for inner, at in word.scripts))
+                replace(
+                    word, offset=offset(word.offset), scripts=tuple((inner, offset(at)) for inner, at in word.scripts)
+                )
             )
             continue
         if kind == "redirect":
@@ -135,6 +142,8 @@ def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Com
         for _ in range(own):
             if len(rest) > 1:
                 via.append(rest.pop(0))
+        while len(rest) > 1 and rest[0].text in _KEYWORDS:
+            via.append(rest.pop(0))
     if not rest and not frame.redirects:
         return
     command = Command(
@@ -144,6 +153,7 @@ def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Com
         frame.redirects,
         tuple(via),
         frame.within,
+        _unclear(rest),
     )
     yield command
     for text, at in _texts(command):
@@ -153,11 +163,26 @@ def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Com
             yield from _unwrapped(rest[index + 1 :], Command((), word.offset, within="find"), depth)
 
 
+def _unclear(rest: list[Word]) -> str:
+    """Why it cannot be told what the command runs, "" when it can."""
+    if rest and rest[0].dynamic:
+        return f"a program that is decided when it runs: {rest[0].text[:40]}"
+    inner = (script for word in rest for script, _ in word.scripts)
+    return "a case inside $(…)" if any(re.search(r"\bcase\b", script) for script in inner) else ""
+
+
 def _texts(command: Command) -> Iterator[tuple[str, int]]:
     """Words of a command that are scripts themselves: `sh -ec TEXT`, `su -c TEXT`, `eval WORDS`, `sh <<< TEXT`."""
     if command.program == "eval":
         yield " ".join(command.arguments), command.offset
-    if command.program not in SHELLS | {"su"}:
+    for own in command.via:
+        if own.text.startswith(("-S", "--split-string=")) and len(own.text) > 2:
+            yield own.text.removeprefix("-S").removeprefix("--split-string="), own.offset
+    if command.via and any(own.text in {"-S", "--split-string"} for own in command.via) and command.words:
+        yield command.words[0].text, command.offset
+    if command.program == "trap" and command.arguments:
+        yield command.arguments[0], command.offset
+    if command.program not in SHELLS | {"su", "script", "runuser"}:
         return
     takes_text = False
     for word in command.words[1:]:
@@ -202,12 +227,12 @@ def _tokens(script: str) -> Iterator[tuple[str, str, Word]]:
 
 def _word(script: str, start: int) -> tuple[Word, int]:
     """The word that begins at `start`, and where it ends."""
-    text: list[str] = []
-    scripts: list[tuple[str, int]] = []
-    at, quoted = start, False
+    text, scripts = list[str](), list[tuple[str, int]]()
+    at, quoted, dynamic = start, False, False
     while at < len(script):
         char = script[at]
         opens = script[at : at + 2]
+        dynamic = dynamic or char == "`" or bool(_EXPANDS.match(script, at)) or (not quoted and char in "*?{")
         if char == "\\":
             # Inside double quotes a backslash before another character stays.
             text.append("" if script[at + 1 : at + 2] == "\n" else script[at + 1 : at + 2])
@@ -240,7 +265,10 @@ def _word(script: str, start: int) -> tuple[Word, int]:
         else:
             text.append(char)
             at += 1
-    return Word("".join(text), start, tuple(scripts)), at
+    # `{` alone is a keyword, and a pattern before `)` belongs to a `case`.
+    whole = "".join(text)
+    pattern = script[at : at + 1] == ")" and not scripts and "$" not in whole
+    return Word(whole, start, tuple(scripts), dynamic and not pattern and whole not in {"{", "{}"}), at
 
 
 def _inside_braces(script: str, start: int, end: int) -> Iterator[tuple[str, int]]:
