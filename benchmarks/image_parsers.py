@@ -54,7 +54,7 @@ if asked["engine"] == "vllm":
         from vllm.utils import FlexibleArgumentParser
     make = lambda: make_arg_parser(FlexibleArgumentParser())
 elif asked["engine"] == "sglang":
-    sys.meta_path.insert(0, Finder({"sgl_kernel", "torchvision", "torchcodec", "gguf", "deep_gemm", "flashinfer"}))
+    sys.meta_path.insert(0, Finder({"sgl_kernel", "torchcodec", "deep_gemm"}))
     from sglang.srt.server_args import ServerArgs
     def make():
         parser = argparse.ArgumentParser()

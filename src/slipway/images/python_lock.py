@@ -16,6 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
 
 from slipway.errors import NetworkFailure, PlanRefused, from_os_error
 from slipway.images.requirements_file import python_packages
@@ -74,7 +78,8 @@ def resolve(packages: Packages, platform: str, tools: Path, progress: Progress =
         ran = _run(argv, "\n".join(packages.requirements) + "\n")
     if ran.returncode:
         raise _refused(place, ran.stderr)
-    wheels = tuple(_wheel(package, place) for package in tomllib.loads(ran.stdout)["packages"])
+    order = preference(packages.python, architecture, packages.glibc)
+    wheels = tuple(_wheel(package, place, order) for package in tomllib.loads(ran.stdout)["packages"])
     return PythonLock(text(wheels), wheels)
 
 
@@ -103,14 +108,43 @@ def environment(caller: Mapping[str, str]) -> dict[str, str]:
     return {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1", **env}
 
 
-def _wheel(package: dict[str, Any], place: str) -> Wheel:
-    """The one wheel of a resolved package; uv names those that fit the platform, best first."""
-    wheels = package.get("wheels", [])
-    if not wheels:
+def _wheel(package: dict[str, Any], place: str, order: Mapping[Tag, int]) -> Wheel:
+    """The wheel of a resolved package that pip would choose: uv names all that fit the platform, in no order.
+
+    A package may have one that brings its library and one for any platform that expects the system's.
+    """
+    ranked = sorted(
+        (
+            min(order.get(tag, len(order)) for tag in parse_wheel_filename(_file_name(wheel))[3]),
+            _file_name(wheel),
+            wheel,
+        )
+        for wheel in package.get("wheels", [])
+    )
+    if not ranked:
         why = "only wheels are installed: a source package would build something that no hash names"
         raise PlanRefused("wheels-only", place, f"{package['name']} has no wheel", why, "choose another version")
-    best = wheels[0]
+    best = ranked[0][2]
     return Wheel(package["name"], package["version"], best["hashes"]["sha256"], best.get("size"))
+
+
+def _file_name(wheel: Mapping[str, Any]) -> str:
+    return unquote(str(wheel.get("name") or wheel["url"]).rpartition("/")[2])
+
+
+def preference(python: str, architecture: str, glibc: str) -> dict[Tag, int]:
+    """Wheel tags in the order in which installers prefer them, best is 0. Source: PEP 425, PEP 600."""
+    newest = int(glibc.partition(".")[2])
+    platforms = [f"manylinux_2_{minor}_{architecture}" for minor in range(newest, 4, -1)]
+    for old, name in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
+        platforms.insert(platforms.index(f"manylinux_2_{old}_{architecture}") + 1, f"{name}_{architecture}")
+    platforms.append(f"linux_{architecture}")
+    version = tuple(int(part) for part in python.split("."))
+    found = [
+        *cpython_tags(version, platforms=platforms),
+        *compatible_tags(version, f"cp{python.replace('.', '')}", platforms),
+    ]
+    return {tag: rank for rank, tag in reversed(list(enumerate(found)))}
 
 
 def _uv(version: str, tools: Path, progress: Progress) -> Path:
