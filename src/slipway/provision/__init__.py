@@ -50,7 +50,8 @@ class Provisioned:
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.changes.items())) or "nothing to do"
         said = f"{self.stack}: {done}\n"
         if self.orphans and self.orphans.orphans:
-            said += f"{self.orphans.text()}`invoke orphans --stack {self.stack} --delete` removes them\n"
+            words = "--delete --strangers" if self.orphans.state_is_empty else "--delete"
+            said += f"{self.orphans.text()}`invoke orphans --stack {self.stack} {words}` removes them\n"
         return said
 
 
@@ -124,6 +125,7 @@ class _Run:
         todo = [
             *first,
             *self._opening(),
+            *([Step("nothing twice", {}, self._refuse_second_making)] if self._config.aws else []),
             Step("resources", {}, lambda: self._operate("up")),
             *self._closing(),
         ]
@@ -146,6 +148,8 @@ class _Run:
             found, things = self._leftovers(account, None if removal.strangers else self._owner)
             if not (removal.delete and things):
                 return found
+            if not removal.strangers:
+                leftovers.refuse_unknown_removal(found)
             self._ask(f"{found.text()}remove {len(things)} from AWS?")
             return found.model_copy(update={"removed": leftovers.remove(things, account, self._progress)})
 
@@ -167,8 +171,14 @@ class _Run:
         return stacks.owner(self._checkout, self._stack)
 
     def _leftovers(self, account: Account, owner: str | None) -> tuple[Orphans, tuple[Found, ...]]:
-        recorded = self._cli.json("stack", "export", "--stack", self._stack)
-        return leftovers.find(self._stack, account, state.ids(recorded), owner, self._checkout.stacks / "data")
+        recorded = self._recorded()
+        found, things = leftovers.find(self._stack, account, state.ids(recorded), owner, self._checkout.stacks / "data")
+        return found.model_copy(update={"state_is_empty": state.is_empty(recorded)}), things
+
+    def _recorded(self) -> dict[str, Any]:
+        """The state as it is now."""
+        recorded: dict[str, Any] = self._cli.json("stack", "export", "--stack", self._stack)
+        return recorded
 
     def _done(self, todo: list[Step]) -> Provisioned:
         with locks.alone(self._folder, self._stack):
@@ -203,6 +213,13 @@ class _Run:
             locks.refuse_living(self._stack, locks.in_folder(self._backend.folder, self._stack))
         found = interrupted.mend(self._cli, self._stack, self._required_account, self._owner, self._progress)
         return Done(proved=str(replace(found, locks=self._released)), evidence={})
+
+    def _refuse_second_making(self) -> Done:
+        if not state.is_empty(self._recorded()):
+            return Done(proved="the state knows what it made", evidence={})
+        found, _ = self._leftovers(self._required_account(), None)
+        leftovers.refuse_second_making(found)
+        return Done(proved="nothing in AWS carries the stack's tag", evidence={})
 
     def _operate(self, verb: str) -> Done:
         words = ("--stack", self._stack, "--refresh")

@@ -1,0 +1,134 @@
+"""A state that is empty, damaged or of another region beside living hosts: nothing is made twice, nothing living is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway import provision
+from slipway.errors import UsageError
+from slipway.progress import silent
+from slipway.provision import kinds, state
+from slipway.provision.kinds import Found
+from slipway.stacks import Checkout
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+INSTANCE = kinds.INSTANCE
+HOST = Found(INSTANCE, "i-0", "gpu-0", "p5en.48xlarge", price_item="p5en.48xlarge")
+PROGRAM = """#!/bin/sh
+echo "$*" >> {root}/calls
+case "$1 $2" in
+  version*) echo v3.274.1 ;;
+  "stack export") cat {root}/exported ;;
+esac
+"""
+
+
+class Aws:
+    """An account as far as `provision` asks it; what is asked and removed is kept."""
+
+    found: tuple[Found, ...] = ()
+    removed: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        Aws.asked += (region,)
+
+    def identity(self) -> str:
+        return "arn:aws:iam::123456789012:user/me"
+
+    def tagged(self, stack: str) -> tuple[Found, ...]:
+        return Aws.found
+
+    def remove(self, thing: Found) -> None:
+        Aws.removed += (thing.id,)
+
+
+def entry(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "urn": f"urn::{kind}::x", "id": "x", **fields}
+
+
+def exported(*resources: dict[str, Any], pending: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    operations = [{"type": "creating", "resource": one} for one in pending]
+    return {"version": 3, "deployment": {"resources": list(resources), "pending_operations": operations}}
+
+
+@pytest.fixture
+def project(bare_project: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A checkout with a `pulumi` that exports what the test writes, and an account with one living host."""
+    program = bare_project.root / "bin" / "pulumi"
+    program.parent.mkdir()
+    program.write_text(PROGRAM.format(root=bare_project.root))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(provision, "Account", Aws)
+    monkeypatch.setattr(Aws, "found", (HOST,))
+    monkeypatch.setattr(Aws, "removed", ())
+    monkeypatch.setattr(Aws, "asked", ())
+    write(bare_project, exported())
+    return bare_project
+
+
+def write(project: Any, recorded: dict[str, Any]) -> None:
+    (project.root / "exported").write_text(json.dumps(recorded))
+
+
+def up(project: Any) -> provision.Provisioned:
+    return provision.up(Checkout(project.root), "m1-pd", confirm=None, progress=silent)
+
+
+def operations(project: Any) -> list[str]:
+    """The calls of the CLI that change something in AWS."""
+    calls = (project.root / "calls").read_text().splitlines()
+    return [call for call in calls if call.startswith(("up", "destroy", "stack import"))]
+
+
+@pytest.mark.parametrize("owner", [None, "somebody"])
+def test_an_empty_state_beside_living_hosts_makes_nothing_a_second_time(
+    project: Any, owner: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Aws, "found", (Found(*[*HOST.__dict__.values()][:4], price_item=HOST.price_item, owner=owner),))
+    with pytest.raises(UsageError) as caught:
+        up(project)
+    assert "its state is empty and its account is not" in str(caught.value)
+    assert "i-0 (gpu-0, p5en.48xlarge)" in str(caught.value) and "USD an hour" in str(caught.value)
+    assert "another stack name" in caught.value.remedy and "--delete --strangers" in caught.value.remedy
+    assert operations(project) == []
+
+
+def test_a_state_that_knows_its_hosts_goes_on_and_so_does_an_account_without_any(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="state is empty"):
+        up(project)
+    monkeypatch.setattr(Aws, "found", ())
+    monkeypatch.setattr(provision._Run, "save_inventory", lambda run: project.root / "x")
+    assert "nothing to do" in up(project).text()
+    monkeypatch.setattr(Aws, "found", (HOST,))
+    write(project, exported(entry(INSTANCE)))
+    assert "--delete` removes them" in up(project).text()
+
+
+def test_the_orphans_of_an_empty_state_are_removed_only_when_strangers_are_meant(project: Any) -> None:
+    def orphans(**words: bool) -> Any:
+        removal = provision.Removal(**words)
+        return provision.orphans(Checkout(project.root), "m1-pd", removal=removal, confirm=None, progress=silent)
+
+    assert "`--delete` needs `--strangers` too" in orphans().text()
+    with pytest.raises(UsageError, match="its state is empty; .*another checkout"):
+        orphans(delete=True)
+    assert Aws.removed == ()
+    assert orphans(delete=True, strangers=True).removed == ("i-0",)
+    write(project, exported(entry(INSTANCE)))
+    assert orphans(delete=True).removed == ("i-0",)
+
+
+def test_what_is_being_made_counts_as_known_and_a_provider_alone_does_not() -> None:
+    assert state.is_empty({"version": 3})
+    assert state.is_empty(exported(entry(state.PROVIDER), entry("pulumi:pulumi:Stack")))
+    assert not state.is_empty(exported(pending=(entry(INSTANCE),)))
