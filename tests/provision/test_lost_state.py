@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from slipway import provision
 from slipway.errors import UsageError
-from slipway.progress import silent
+from slipway.progress import Lines, silent
 from slipway.provision import kinds, state
 from slipway.provision.kinds import Found
 from slipway.stacks import Checkout
@@ -92,7 +94,7 @@ def operations(project: Any) -> list[str]:
 def test_an_empty_state_beside_living_hosts_makes_nothing_a_second_time(
     project: Any, owner: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Aws, "found", (Found(*[*HOST.__dict__.values()][:4], price_item=HOST.price_item, owner=owner),))
+    monkeypatch.setattr(Aws, "found", (replace(HOST, owner=owner),))
     with pytest.raises(UsageError) as caught:
         up(project)
     assert "its state is empty and its account is not" in str(caught.value)
@@ -120,7 +122,7 @@ def test_the_orphans_of_an_empty_state_are_removed_only_when_strangers_are_meant
         return provision.orphans(Checkout(project.root), "m1-pd", removal=removal, confirm=None, progress=silent)
 
     assert "`--delete` needs `--strangers` too" in orphans().text()
-    with pytest.raises(UsageError, match="its state is empty; .*another checkout"):
+    with pytest.raises(UsageError, match=r"its state is empty; .*another checkout"):
         orphans(delete=True)
     assert Aws.removed == ()
     assert orphans(delete=True, strangers=True).removed == ("i-0",)
@@ -132,3 +134,64 @@ def test_what_is_being_made_counts_as_known_and_a_provider_alone_does_not() -> N
     assert state.is_empty({"version": 3})
     assert state.is_empty(exported(entry(state.PROVIDER), entry("pulumi:pulumi:Stack")))
     assert not state.is_empty(exported(pending=(entry(INSTANCE),)))
+
+
+OLD = {"id": "1", "urn": "provider", "inputs": {"region": "eu-west-1"}}
+ZONE = {"availabilityZone": "us-east-2b"}
+ARN = {"arn": "arn:aws:ec2:us-gov-west-1:123456789012:vpc/vpc-0"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "region"),
+    [
+        ({"outputs": ARN, "provider": "provider::1"}, "us-gov-west-1"),
+        ({"outputs": {"arn": "arn:aws:s3:::models-0", "region": "ap-south-1"}}, "ap-south-1"),
+        ({"inputs": {"availabilityZone": "us-west-2-lax-1a"}, "provider": "provider::1"}, "us-west-2"),
+        ({"inputs": ZONE}, "us-east-2"),
+        ({"outputs": {}, "inputs": None, "provider": "provider::1"}, "eu-west-1"),
+        ({"provider": "other::1"}, None),
+    ],
+)
+def test_a_resource_or_else_its_provider_says_its_region(fields: dict[str, Any], region: str | None) -> None:
+    provider = entry(state.PROVIDER, **OLD)
+    wanted = frozenset({region} - {None})
+    assert state.regions(exported(provider, entry(INSTANCE, **fields))) == wanted
+    assert state.regions(exported(provider, pending=(entry(INSTANCE, **fields),))) == wanted
+    assert state.regions(exported(provider, entry(kinds.ROLE, **fields))) == frozenset()
+
+
+@pytest.mark.parametrize("command", [provision.up, provision.down])
+@pytest.mark.parametrize("pending", [False, True])
+def test_another_region_in_the_file_than_in_the_state_is_refused_before_anything_is_asked(
+    project: Any, command: Any, pending: bool
+) -> None:
+    host = entry(INSTANCE, inputs={"availabilityZone": "eu-west-1a"})
+    write(project, exported(pending=(host,)) if pending else exported(host))
+    with pytest.raises(UsageError) as caught:
+        command(Checkout(project.root), "m1-pd", confirm=None, progress=silent)
+    assert "aws:region differs from where the stack's resources are (got us-east-2)" in str(caught.value)
+    assert "set it back to eu-west-1" in caught.value.remedy
+    assert caught.value.place.endswith("Pulumi.m1-pd.yaml")
+    assert operations(project) == [] and Aws.asked == ()
+
+
+def test_orphans_are_looked_for_where_the_state_says(project: Any) -> None:
+    host = entry(INSTANCE, inputs={"availabilityZone": "eu-west-1a"})
+    write(project, exported(host))
+    found = provision.orphans(
+        Checkout(project.root), "m1-pd", removal=provision.Removal(), confirm=None, progress=silent
+    )
+    assert [one.id for one in found.orphans] == ["i-0"]
+    assert set(Aws.asked) == {"eu-west-1"}
+
+
+def test_orphans_of_two_regions_are_told_one_region_at_a_time(project: Any) -> None:
+    write(
+        project,
+        exported(*(entry(INSTANCE, inputs={"availabilityZone": zone}) for zone in ("eu-west-1a", "us-east-2b"))),
+    )
+    stream = io.StringIO()
+    said = Lines(stream)
+    provision.orphans(Checkout(project.root), "m1-pd", removal=provision.Removal(), confirm=None, progress=said)
+    assert set(Aws.asked) == {"us-east-2"}
+    assert "also has resources in eu-west-1" in stream.getvalue()

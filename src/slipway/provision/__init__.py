@@ -119,12 +119,13 @@ class _Run:
         self._outcome = Outcome()
         self._released = 0
         self._orphans: Orphans | None = None
+        self._region = str(self._config.region)
 
     def up(self) -> Provisioned:
         first = [] if self._config.aws or self._config.hosts else [Step("hosts", {}, self._reach_hosts)]
         todo = [
             *first,
-            *self._opening(),
+            *self._opening(self._refuse_other_region),
             *([Step("nothing twice", {}, self._refuse_second_making)] if self._config.aws else []),
             Step("resources", {}, lambda: self._operate("up")),
             *self._closing(),
@@ -134,17 +135,17 @@ class _Run:
         return self._done(todo)
 
     def down(self) -> Provisioned:
-        todo = [*self._opening(), Step("resources", {}, lambda: self._operate("destroy")), *self._closing()]
-        return self._done(todo)
+        opening = self._opening(self._refuse_other_region)
+        return self._done([*opening, Step("resources", {}, lambda: self._operate("destroy")), *self._closing()])
 
     def orphans(self, removal: Removal) -> Orphans:
-        account = self._account()
-        if account is None:
+        if not self._config.aws:
             why = "its hosts are reached by SSH; nothing of it is in a cloud"
             raise UsageError(f"stack {self._stack}", "has no cloud resources", why, "choose a stack with slipway:aws")
         with locks.alone(self._folder, self._stack):
-            for _ in steps.run(self._opening(), self._folder, self._progress):
+            for _ in steps.run(self._opening(self._go_to_region), self._folder, self._progress):
                 pass  # what a run that died has left is taken in before anything counts as left behind
+            account = self._required_account()
             found, things = self._leftovers(account, None if removal.strangers else self._owner)
             if not (removal.delete and things):
                 return found
@@ -185,11 +186,11 @@ class _Run:
             results = tuple(steps.run(todo, self._folder, self._progress))
         return Provisioned(self._stack, results, self._outcome.changes, self._orphans)
 
-    def _opening(self) -> list[Step]:
+    def _opening(self, region: Callable[[], Done]) -> list[Step]:
         # None of them has evidence that could be kept: each asks how things are now.
         todo = [Step("state", {}, self._open_state)]
         if self._config.aws:
-            todo.append(Step("account", {}, self._check_account))
+            todo += [Step("region", {}, region), Step("account", {}, self._check_account)]
         return [*todo, Step("interrupted runs", {}, self._mend)]
 
     def _closing(self) -> list[Step]:
@@ -201,6 +202,27 @@ class _Run:
         self._cli.text("stack", "select", "--create", "--stack", self._stack)
         backends.remember(self._checkout.state, self._stack, self._backend)
         return Done(proved=f"Pulumi {self._cli.version}, state in {self._backend}", evidence={})
+
+    def _refuse_other_region(self) -> Done:
+        """Elsewhere the refresh finds nothing, drops what runs from the state, and the hosts are paid for and known to nobody."""
+        recorded = state.regions(self._recorded())
+        if recorded - {self._region}:
+            there = ", ".join(sorted(recorded))
+            place = self._checkout.stacks / f"Pulumi.{self._stack}.yaml"
+            problem = f"aws:region differs from where the stack's resources are (got {self._region})"
+            remedy = f"set it back to {there}; to move: `invoke down` there first, then change the region"
+            raise UsageError(place, problem, f"its state has resources in {there}", remedy)
+        return Done(proved=self._region, evidence={})
+
+    def _go_to_region(self) -> Done:
+        """What is left behind is where the state was made, whatever the file says now."""
+        recorded = state.regions(self._recorded())
+        if recorded and self._region not in recorded:
+            self._region = min(recorded)
+        others = sorted(recorded - {self._region})
+        if others:
+            self._progress.note(f"  looks in {self._region} only; the state also has resources in {', '.join(others)}")
+        return Done(proved=self._region, evidence={})
 
     def _check_account(self) -> Done:
         account = self._account()
@@ -275,7 +297,7 @@ class _Run:
         return Done(proved=f"{', '.join(far)} answered over ssh" if far else "the host is this machine", evidence={})
 
     def _account(self) -> Account | None:
-        return Account(str(self._config.region)) if self._config.aws else None
+        return Account(self._region) if self._config.aws else None
 
     def _required_account(self) -> Account:
         account = self._account()

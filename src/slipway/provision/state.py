@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 PROVIDER = "pulumi:providers:aws"
 GLOBAL = "aws:iam/"
 
