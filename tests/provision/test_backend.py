@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from slipway.errors import AuthFailure, DiskFailure
-from slipway.provision import backend
+from slipway.errors import AuthFailure, DiskFailure, UsageError
+from slipway.provision import backend, failures
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
@@ -50,3 +51,42 @@ def test_a_passphrase_that_another_command_made_meanwhile_is_kept(
     monkeypatch.setattr("fcntl.flock", lambda *_: file.write_text("theirs"))
     backend.choose(tmp_path, tmp_path / ".slipway", "m1-pd")
     assert file.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["a #b", "50%", "what?", "caf\u00e9", "100%25", "plain"])
+def test_a_folder_of_any_name_is_told_to_pulumi_as_it_reads_it(tmp_path: Path, name: str) -> None:
+    state = tmp_path / name / ".slipway"
+    chosen = backend.choose(tmp_path / name, state, "m1-pd")
+    assert chosen.folder == state / "pulumi"
+    # Source: gocloud.dev/blob/fileblob takes the path of the parsed URL; a real `stack select --create` was seen to do so.
+    read = urlsplit(str(chosen.url))
+    assert (unquote(read.path), read.query, read.fragment) == (str(state / "pulumi"), "", "")
+    backend.remember(state, "m1-pd", chosen)
+    assert (state / "pulumi" / "backends.json").stat().st_mode & 0o777 == 0o600
+    assert backend.choose(tmp_path / name, state, "m1-pd") == chosen
+
+
+def test_one_folder_is_one_backend_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.remember(tmp_path / ".slipway", "m1-pd", backend.Backend(f"file://{tmp_path}/a b", {}))
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/a%20b?no_tmp_dir=true")
+    assert backend.choose(tmp_path, tmp_path / ".slipway", "m1-pd").folder == tmp_path / "a b"
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/other")
+    with pytest.raises(UsageError, match="names another backend"):
+        backend.choose(tmp_path, tmp_path / ".slipway", "m1-pd")
+    assert backend.Backend("file://~/state", {}).folder == Path.home() / "state"
+
+
+def test_no_message_shows_what_opens_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, asked = "postgres://me:s3cr@t@db/state?sslpassword=s3cr", "s3://state?region=x&key=s3cr"
+    backend.remember(tmp_path / ".slipway", "m1-pd", backend.Backend(known, {}))
+    assert str(backend.Backend(known, {})) == "postgres://me:***@db/state?***"
+    monkeypatch.setenv("PULUMI_BACKEND_URL", asked)
+    with pytest.raises(UsageError) as caught:
+        backend.choose(tmp_path, tmp_path / ".slipway", "m1-pd")
+    said = failures.explain("stack m1-pd", [f"error: unable to open bucket '{known}': no such host; {asked}"], "up")
+    for text in (str(caught.value), str(said)):
+        assert "s3cr" not in text
+        assert "postgres://me:***@db/state?***" in text and "s3://state?***" in text
+    assert failures.masked("created by me@host (pid 1) at 2026-12-01T00:00:00Z") == (
+        "created by me@host (pid 1) at 2026-12-01T00:00:00Z"
+    )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from slipway.durable import write_durably
 from slipway.errors import AuthFailure, DiskFailure, MissingFile, UsageError, from_os_error
+from slipway.provision.failures import masked
 
 PASSPHRASE_VARIABLES = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
 PASSPHRASE_BYTES = 32
@@ -30,10 +33,14 @@ class Backend:
     @property
     def folder(self) -> Path | None:
         """The folder of a `file://` backend."""
-        return Path(self.url.removeprefix("file://")) if self.url and self.url.startswith("file://") else None
+        if not self.url or not self.url.startswith("file://"):
+            return None
+        # As Pulumi reads it: a query says how to open the folder, the rest is percent-encoded. `~` is the home.
+        path = re.split("[?#]", self.url.removeprefix("file://"), maxsplit=1)[0]
+        return Path(unquote(path)).expanduser()
 
     def __str__(self) -> str:
-        return self.url or "the backend that Pulumi is logged in to"
+        return masked(self.url) if self.url else "the backend that Pulumi is logged in to"
 
 
 def choose(root: Path, state: Path, stack: str) -> Backend:
@@ -47,11 +54,11 @@ def choose(root: Path, state: Path, stack: str) -> Backend:
     record = state / "pulumi" / "backends.json"
     known = _recorded(record).get(stack)
     asked = os.environ.get("PULUMI_BACKEND_URL")
-    if asked and known and asked != known:
-        why = f"the stack was made in {known}; a second state would make every host a second time"
+    if asked and known and not _same(asked, known):
+        why = f"the stack was made in {masked(known)}; a second state would make every host a second time"
         remedy = f"unset PULUMI_BACKEND_URL, or move the state (`pulumi stack export`, `import`) and remove {stack} from {record}"
-        raise UsageError("PULUMI_BACKEND_URL", f"names another backend (got {asked})", why, remedy)
-    url = asked or known or (None if _logged_in(root) else f"file://{state / 'pulumi'}")
+        raise UsageError("PULUMI_BACKEND_URL", f"names another backend (got {masked(asked)})", why, remedy)
+    url = asked or known or (None if _logged_in(root) else (state / "pulumi").absolute().as_uri())
     if url is None:
         return Backend(None, _passphrase(root, state, stack))
     backend = Backend(url, {"PULUMI_BACKEND_URL": url, **_passphrase(root, state, stack)})
@@ -86,6 +93,12 @@ def remember(state: Path, stack: str, backend: Backend) -> None:
         raise from_os_error(error, record, "writing down the stack's backend") from error
     # Only its owner reads it: a URL may hold a password.
     write_durably(record, (json.dumps({**known, stack: backend.url}, indent=1) + "\n").encode(), mode=0o600)
+
+
+def _same(url: str, other: str) -> bool:
+    """Whether two URLs name one backend: a folder may be written with and without percent signs."""
+    folder = Backend(url, {}).folder
+    return url == other or (folder is not None and folder == Backend(other, {}).folder)
 
 
 def _refuse_full(folder: Path) -> None:
