@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 
 from slipway import provision
-from slipway.errors import UsageError
+from slipway.errors import CheckFailed, UsageError
 from slipway.progress import Lines, silent
-from slipway.provision import kinds, state
+from slipway.provision import failures, kinds, state
 from slipway.provision.kinds import Found
 from slipway.stacks import Checkout
 
@@ -195,3 +196,49 @@ def test_orphans_of_two_regions_are_told_one_region_at_a_time(project: Any) -> N
     provision.orphans(Checkout(project.root), "m1-pd", removal=provision.Removal(), confirm=None, progress=said)
     assert set(Aws.asked) == {"us-east-2"}
     assert "also has resources in eu-west-1" in stream.getvalue()
+
+
+def hold(project: Any, pid: int, host: str = "") -> None:
+    """A backend that is no folder of ours, whose lock `pid` holds until `pulumi cancel`, and a state to be mended."""
+    said = f"created by me@{host or socket.gethostname()} (pid {pid}) at 2200-01-01T00:00:00Z"
+    root = project.root
+    # Longer than a message that is shown, so that the holder must be read from the whole of it.
+    refusal = f"error: the stack is currently locked by 1 lock(s). {'x' * 400} s3://b/1.json: {said}"
+    held = f"[ -e {root}/held ] && echo '{refusal}' >&2 && exit 255"
+    (root / "held").touch()
+    locked = PROGRAM.format(root=root).replace(
+        "esac", f"  cancel*) rm {root}/held ;;\n  'stack import') {held}; cp {root}/empty {root}/exported ;;\nesac"
+    )
+    (root / "bin" / "pulumi").write_text(locked)
+    (root / "empty").write_text(json.dumps(exported()))
+    write(project, exported(pending=(entry("pulumi:pulumi:Stack"),)))
+
+
+def test_the_lock_of_a_dead_run_in_a_backend_without_folder_is_cancelled(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "s3://state")
+    monkeypatch.setattr(Aws, "found", ())
+    hold(project, 2**22 + 1)
+    done = provision.down(Checkout(project.root), "m1-pd", confirm=None, progress=silent)
+    assert "released 1 lock of a run that died" in json.dumps(done.as_json())
+    assert "cancel --yes --stack m1-pd" in (project.root / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    ("host", "problem"), [("", "another run holds its lock"), ("far", "pulumi cancel --stack m1-pd")]
+)
+def test_a_lock_whose_holder_lives_or_is_elsewhere_is_never_cancelled(
+    project: Any, monkeypatch: pytest.MonkeyPatch, host: str, problem: str
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "s3://state")
+    hold(project, os.getpid(), host)
+    with pytest.raises(CheckFailed, match=problem):
+        provision.down(Checkout(project.root), "m1-pd", confirm=None, progress=silent)
+    assert (project.root / "held").exists()
+
+
+def test_a_lock_whose_holder_is_not_named_says_which_command_frees_it() -> None:
+    error = failures.explain("stack m1-pd", ["[409] Conflict: Another update is currently in progress."], "up")
+    assert isinstance(error, failures.Locked)
+    assert "pulumi cancel" in error.remedy

@@ -16,7 +16,7 @@ from slipway.errors import UsageError
 from slipway.host_setup import remote
 from slipway.progress import Progress
 from slipway.provision import backend as backends
-from slipway.provision import interrupted, leftovers, locks, pulumi_cli, state
+from slipway.provision import failures, interrupted, leftovers, locks, pulumi_cli, state
 from slipway.provision.account import Account
 from slipway.provision.backend import Backend
 from slipway.provision.kinds import Found
@@ -233,8 +233,23 @@ class _Run:
         if self._backend.folder:
             # Once more: a run from another checkout may have begun since, and what it has pending is no leftover.
             locks.refuse_living(self._stack, locks.in_folder(self._backend.folder, self._stack))
-        found = interrupted.mend(self._cli, self._stack, self._required_account, self._owner, self._progress)
+        found = self._mend_unlocked()
         return Done(proved=str(replace(found, locks=self._released)), evidence={})
+
+    def _mend_unlocked(self) -> interrupted.Mend:
+        """What was mended; writing the mended state needs the lock, which the dead run may still hold."""
+
+        def mend() -> interrupted.Mend:
+            return interrupted.mend(self._cli, self._stack, self._required_account, self._owner, self._progress)
+
+        try:
+            return mend()
+        except failures.Locked as error:
+            holders = locks.in_message(error.said)
+            if not holders:
+                raise
+            self._cancel(holders)
+            return mend()
 
     def _refuse_second_making(self) -> Done:
         if not state.is_empty(self._recorded()):
@@ -270,10 +285,16 @@ class _Run:
         holders = locks.in_message(outcome.stderr + " ".join(outcome.diagnostics)) if outcome.exit_code else ()
         if not holders:
             return outcome
-        locks.refuse_living(self._stack, holders)
-        self._cli.text("cancel", "--yes", "--stack", self._stack)
+        self._cancel(holders)
         self._mend()
         return self._cli.run(words, self._progress)
+
+    def _cancel(self, holders: tuple[locks.Holder, ...]) -> None:
+        """Free the lock of dead holders in a backend that is no folder of ours."""
+        for holder in locks.refuse_living(self._stack, holders):
+            self._progress.note(f"  releasing the lock of a run that died ({holder})")
+        self._cli.text("cancel", "--yes", "--stack", self._stack)
+        self._released += len(holders)
 
     def _look_for_orphans(self) -> Done:
         account = self._account()
