@@ -193,7 +193,7 @@ REAL = "creating EC2 Instance: operation error EC2: RunInstances, https response
         (REAL.format("RequestLimitExceeded"), NetworkFailure, "throttling"),
         (REAL.format("SecurityGroupLimitExceeded"), CheckFailed, "account quota"),
         ("error: no stack named 'x' found", UsageError, "no state of this stack"),
-        ("error: the stack is currently locked by 1 lock(s).", CheckFailed, "another run holds the stack's lock"),
+        ("error: the stack is currently locked by 1 lock(s).", failures.Locked, "another run holds the stack's lock"),
         (
             "error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions",
             AuthFailure,

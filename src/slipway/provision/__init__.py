@@ -16,7 +16,7 @@ from slipway.errors import UsageError
 from slipway.host_setup import remote
 from slipway.progress import Progress
 from slipway.provision import backend as backends
-from slipway.provision import interrupted, leftovers, locks, pulumi_cli, state
+from slipway.provision import failures, interrupted, leftovers, locks, pulumi_cli, state
 from slipway.provision.account import Account
 from slipway.provision.backend import Backend
 from slipway.provision.kinds import Found
@@ -50,7 +50,8 @@ class Provisioned:
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.changes.items())) or "nothing to do"
         said = f"{self.stack}: {done}\n"
         if self.orphans and self.orphans.orphans:
-            said += f"{self.orphans.text()}`invoke orphans --stack {self.stack} --delete` removes them\n"
+            words = "--delete --strangers" if self.orphans.state_is_empty else "--delete"
+            said += f"{self.orphans.text()}`invoke orphans --stack {self.stack} {words}` removes them\n"
         return said
 
 
@@ -118,12 +119,14 @@ class _Run:
         self._outcome = Outcome()
         self._released = 0
         self._orphans: Orphans | None = None
+        self._region = str(self._config.region)
 
     def up(self) -> Provisioned:
         first = [] if self._config.aws or self._config.hosts else [Step("hosts", {}, self._reach_hosts)]
         todo = [
             *first,
-            *self._opening(),
+            *self._opening(self._refuse_other_region),
+            *([Step("nothing twice", {}, self._refuse_second_making)] if self._config.aws else []),
             Step("resources", {}, lambda: self._operate("up")),
             *self._closing(),
         ]
@@ -132,20 +135,22 @@ class _Run:
         return self._done(todo)
 
     def down(self) -> Provisioned:
-        todo = [*self._opening(), Step("resources", {}, lambda: self._operate("destroy")), *self._closing()]
-        return self._done(todo)
+        opening = self._opening(self._refuse_other_region)
+        return self._done([*opening, Step("resources", {}, lambda: self._operate("destroy")), *self._closing()])
 
     def orphans(self, removal: Removal) -> Orphans:
-        account = self._account()
-        if account is None:
+        if not self._config.aws:
             why = "its hosts are reached by SSH; nothing of it is in a cloud"
             raise UsageError(f"stack {self._stack}", "has no cloud resources", why, "choose a stack with slipway:aws")
         with locks.alone(self._folder, self._stack):
-            for _ in steps.run(self._opening(), self._folder, self._progress):
+            for _ in steps.run(self._opening(self._go_to_region), self._folder, self._progress):
                 pass  # what a run that died has left is taken in before anything counts as left behind
+            account = self._required_account()
             found, things = self._leftovers(account, None if removal.strangers else self._owner)
             if not (removal.delete and things):
                 return found
+            if not removal.strangers:
+                leftovers.refuse_unknown_removal(found)
             self._ask(f"{found.text()}remove {len(things)} from AWS?")
             return found.model_copy(update={"removed": leftovers.remove(things, account, self._progress)})
 
@@ -167,19 +172,25 @@ class _Run:
         return stacks.owner(self._checkout, self._stack)
 
     def _leftovers(self, account: Account, owner: str | None) -> tuple[Orphans, tuple[Found, ...]]:
-        recorded = self._cli.json("stack", "export", "--stack", self._stack)
-        return leftovers.find(self._stack, account, state.ids(recorded), owner, self._checkout.stacks / "data")
+        recorded = self._recorded()
+        found, things = leftovers.find(self._stack, account, state.ids(recorded), owner, self._checkout.stacks / "data")
+        return found.model_copy(update={"state_is_empty": state.is_empty(recorded)}), things
+
+    def _recorded(self) -> dict[str, Any]:
+        """The state as it is now."""
+        recorded: dict[str, Any] = self._cli.json("stack", "export", "--stack", self._stack)
+        return recorded
 
     def _done(self, todo: list[Step]) -> Provisioned:
         with locks.alone(self._folder, self._stack):
             results = tuple(steps.run(todo, self._folder, self._progress))
         return Provisioned(self._stack, results, self._outcome.changes, self._orphans)
 
-    def _opening(self) -> list[Step]:
+    def _opening(self, region: Callable[[], Done]) -> list[Step]:
         # None of them has evidence that could be kept: each asks how things are now.
         todo = [Step("state", {}, self._open_state)]
         if self._config.aws:
-            todo.append(Step("account", {}, self._check_account))
+            todo += [Step("region", {}, region), Step("account", {}, self._check_account)]
         return [*todo, Step("interrupted runs", {}, self._mend)]
 
     def _closing(self) -> list[Step]:
@@ -192,6 +203,27 @@ class _Run:
         backends.remember(self._checkout.state, self._stack, self._backend)
         return Done(proved=f"Pulumi {self._cli.version}, state in {self._backend}", evidence={})
 
+    def _refuse_other_region(self) -> Done:
+        """Elsewhere the refresh finds nothing, drops what runs from the state, and the hosts are paid for and known to nobody."""
+        recorded = state.regions(self._recorded())
+        if recorded - {self._region}:
+            there = ", ".join(sorted(recorded))
+            place = self._checkout.stacks / f"Pulumi.{self._stack}.yaml"
+            problem = f"aws:region differs from where the stack's resources are (got {self._region})"
+            remedy = f"set it back to {there}; to move: `invoke down` there first, then change the region"
+            raise UsageError(place, problem, f"its state has resources in {there}", remedy)
+        return Done(proved=self._region, evidence={})
+
+    def _go_to_region(self) -> Done:
+        """What is left behind is where the state was made, whatever the file says now."""
+        recorded = state.regions(self._recorded())
+        if recorded and self._region not in recorded:
+            self._region = min(recorded)
+        others = sorted(recorded - {self._region})
+        if others:
+            self._progress.note(f"  looks in {self._region} only; the state also has resources in {', '.join(others)}")
+        return Done(proved=self._region, evidence={})
+
     def _check_account(self) -> Done:
         account = self._account()
         assert account is not None
@@ -201,8 +233,30 @@ class _Run:
         if self._backend.folder:
             # Once more: a run from another checkout may have begun since, and what it has pending is no leftover.
             locks.refuse_living(self._stack, locks.in_folder(self._backend.folder, self._stack))
-        found = interrupted.mend(self._cli, self._stack, self._required_account, self._owner, self._progress)
+        found = self._mend_unlocked()
         return Done(proved=str(replace(found, locks=self._released)), evidence={})
+
+    def _mend_unlocked(self) -> interrupted.Mend:
+        """What was mended; writing the mended state needs the lock, which the dead run may still hold."""
+
+        def mend() -> interrupted.Mend:
+            return interrupted.mend(self._cli, self._stack, self._required_account, self._owner, self._progress)
+
+        try:
+            return mend()
+        except failures.Locked as error:
+            holders = locks.in_message(error.said)
+            if not holders:
+                raise
+            self._cancel(holders)
+            return mend()
+
+    def _refuse_second_making(self) -> Done:
+        if not state.is_empty(self._recorded()):
+            return Done(proved="the state knows what it made", evidence={})
+        found, _ = self._leftovers(self._required_account(), None)
+        leftovers.refuse_second_making(found)
+        return Done(proved="nothing in AWS carries the stack's tag", evidence={})
 
     def _operate(self, verb: str) -> Done:
         words = ("--stack", self._stack, "--refresh")
@@ -231,10 +285,16 @@ class _Run:
         holders = locks.in_message(outcome.stderr + " ".join(outcome.diagnostics)) if outcome.exit_code else ()
         if not holders:
             return outcome
-        locks.refuse_living(self._stack, holders)
-        self._cli.text("cancel", "--yes", "--stack", self._stack)
+        self._cancel(holders)
         self._mend()
         return self._cli.run(words, self._progress)
+
+    def _cancel(self, holders: tuple[locks.Holder, ...]) -> None:
+        """Free the lock of dead holders in a backend that is no folder of ours."""
+        for holder in locks.refuse_living(self._stack, holders):
+            self._progress.note(f"  releasing the lock of a run that died ({holder})")
+        self._cli.text("cancel", "--yes", "--stack", self._stack)
+        self._released += len(holders)
 
     def _look_for_orphans(self) -> Done:
         account = self._account()
@@ -258,7 +318,7 @@ class _Run:
         return Done(proved=f"{', '.join(far)} answered over ssh" if far else "the host is this machine", evidence={})
 
     def _account(self) -> Account | None:
-        return Account(str(self._config.region)) if self._config.aws else None
+        return Account(self._region) if self._config.aws else None
 
     def _required_account(self) -> Account:
         account = self._account()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
-from slipway.errors import DiskFailure, MissingFile, UsageError, from_os_error
+from slipway.durable import write_durably
+from slipway.errors import AuthFailure, DiskFailure, MissingFile, UsageError, from_os_error
+from slipway.provision.failures import masked
 
 PASSPHRASE_VARIABLES = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
 PASSPHRASE_BYTES = 32
@@ -28,10 +33,14 @@ class Backend:
     @property
     def folder(self) -> Path | None:
         """The folder of a `file://` backend."""
-        return Path(self.url.removeprefix("file://")) if self.url and self.url.startswith("file://") else None
+        if not self.url or not self.url.startswith("file://"):
+            return None
+        # As Pulumi reads it: a query says how to open the folder, the rest is percent-encoded. `~` is the home.
+        path = re.split("[?#]", self.url.removeprefix("file://"), maxsplit=1)[0]
+        return Path(unquote(path)).expanduser()
 
     def __str__(self) -> str:
-        return self.url or "the backend that Pulumi is logged in to"
+        return masked(self.url) if self.url else "the backend that Pulumi is logged in to"
 
 
 def choose(root: Path, state: Path, stack: str) -> Backend:
@@ -45,11 +54,11 @@ def choose(root: Path, state: Path, stack: str) -> Backend:
     record = state / "pulumi" / "backends.json"
     known = _recorded(record).get(stack)
     asked = os.environ.get("PULUMI_BACKEND_URL")
-    if asked and known and asked != known:
-        why = f"the stack was made in {known}; a second state would make every host a second time"
+    if asked and known and not _same(asked, known):
+        why = f"the stack was made in {masked(known)}; a second state would make every host a second time"
         remedy = f"unset PULUMI_BACKEND_URL, or move the state (`pulumi stack export`, `import`) and remove {stack} from {record}"
-        raise UsageError("PULUMI_BACKEND_URL", f"names another backend (got {asked})", why, remedy)
-    url = asked or known or (None if _logged_in(root) else f"file://{state / 'pulumi'}")
+        raise UsageError("PULUMI_BACKEND_URL", f"names another backend (got {masked(asked)})", why, remedy)
+    url = asked or known or (None if _logged_in(root) else (state / "pulumi").absolute().as_uri())
     if url is None:
         return Backend(None, _passphrase(root, state, stack))
     backend = Backend(url, {"PULUMI_BACKEND_URL": url, **_passphrase(root, state, stack)})
@@ -65,13 +74,8 @@ def refuse_full_disk(backend: Backend) -> None:
 
     Raises: DiskFailure.
     """
-    if backend.folder is None or not backend.folder.is_dir():
-        return
-    free_bytes = shutil.disk_usage(backend.folder).free
-    if free_bytes < LEAST_FREE_BYTES:
-        problem = f"has {free_bytes / 1e6:.1f} MB free"
-        why = f"the state of a stack needs up to {LEAST_FREE_BYTES / 1e6:.0f} MB, and is lost when the disk fills up on the way"
-        raise DiskFailure(backend.folder, problem, why, "free space, then run the same command again")
+    if backend.folder is not None and backend.folder.is_dir():
+        _refuse_full(backend.folder)
 
 
 def remember(state: Path, stack: str, backend: Backend) -> None:
@@ -85,11 +89,24 @@ def remember(state: Path, stack: str, backend: Backend) -> None:
         return
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
-        temporary = record.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**known, stack: backend.url}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(record)
     except OSError as error:
         raise from_os_error(error, record, "writing down the stack's backend") from error
+    # Only its owner reads it: a URL may hold a password.
+    write_durably(record, (json.dumps({**known, stack: backend.url}, indent=1) + "\n").encode(), mode=0o600)
+
+
+def _same(url: str, other: str) -> bool:
+    """Whether two URLs name one backend: a folder may be written with and without percent signs."""
+    folder = Backend(url, {}).folder
+    return url == other or (folder is not None and folder == Backend(other, {}).folder)
+
+
+def _refuse_full(folder: Path) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < LEAST_FREE_BYTES:
+        problem = f"has {free_bytes / 1e6:.1f} MB free"
+        why = f"the state of a stack needs up to {LEAST_FREE_BYTES / 1e6:.0f} MB, and is lost when the disk fills up on the way"
+        raise DiskFailure(folder, problem, why, "free space, then run the same command again")
 
 
 def _passphrase(root: Path, state: Path, stack: str) -> dict[str, str]:
@@ -100,6 +117,7 @@ def _passphrase(root: Path, state: Path, stack: str) -> dict[str, str]:
     if not path.exists():
         _refuse_new_passphrase(root / "stacks" / f"Pulumi.{stack}.yaml", path)
         _write_passphrase(path)
+    _refuse_empty_passphrase(path)
     return {"PULUMI_CONFIG_PASSPHRASE_FILE": str(path)}
 
 
@@ -114,16 +132,33 @@ def _refuse_new_passphrase(stack_file: Path, path: Path) -> None:
 
 
 def _write_passphrase(path: Path) -> None:
+    _make_private(path.parent)
+    _refuse_full(path.parent)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _make_private(path.parent)
-        # Made with its mode, not changed to it afterwards: nobody can read it in between.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(PASSPHRASE_BYTES))
-    except FileExistsError:
-        return  # another command made it just now
+        # A rename replaces: of two commands at a time the second must not take the first one's passphrase away.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not path.exists():
+            write_durably(path, secrets.token_urlsafe(PASSPHRASE_BYTES).encode("ascii"), mode=0o600)
     except OSError as error:
         raise from_os_error(error, path, "making the passphrase") from error
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_empty_passphrase(path: Path) -> None:
+    """A full disk once left an empty file; Pulumi would lock the secrets with it and say nothing."""
+    try:
+        empty = not path.read_bytes().strip()
+    except OSError as error:
+        raise from_os_error(error, path, "reading the passphrase") from error
+    if empty:
+        why = "secrets that are locked with it are open to everybody"
+        remedy = (
+            "bring a copy of the file back; where no stack was made with it, remove it and run the same command again; where one "
+            "was, set PULUMI_CONFIG_PASSPHRASE to nothing, which opens it as before"
+        )
+        raise AuthFailure(path, "the passphrase is empty", why, remedy)
 
 
 def _make_private(folder: Path) -> None:

@@ -20,6 +20,12 @@ class Known:
     remedy: str
 
 
+class Locked(CheckFailed):
+    """Another run holds the stack's lock; `said` is Pulumi's whole message, which names the holder."""
+
+    said: str = ""
+
+
 NO_CAPACITY = "nothing is running that was not before; what was created is kept and recorded"
 
 AWS = (
@@ -127,11 +133,11 @@ AWS = (
 PULUMI = (
     # Source: messages of Pulumi 3.274, seen by running it (tests/provision).
     Known(
-        "currently locked by",
-        CheckFailed,
+        "currently locked by|Another update is currently in progress",
+        Locked,
         "another run holds the stack's lock",
         "two runs at a time would make hosts twice",
-        "wait for it to end; `invoke up` releases the lock of a run that died",
+        "wait for it to end; if that run is gone, `pulumi cancel --stack NAME` frees the lock, then run the same command again",
     ),
     Known(
         "incorrect passphrase",
@@ -199,20 +205,31 @@ PULUMI = (
     ),
 )
 
+_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/]*@", re.IGNORECASE)
+_QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#'\"]*)\?[^\s'\"]+", re.IGNORECASE)
+
 _CODE = re.compile(r"\b(?:api error|An error occurred \() ?([A-Za-z][A-Za-z0-9.]+)")
 
 
 def explain(place: str, said: Iterable[str], doing: str) -> SlipwayError:
     """The user's error for a Pulumi run that failed; `said` are its diagnostics, the most telling first."""
-    texts = [" ".join(text.split()) for text in said if text.strip()]
+    texts = [masked(" ".join(text.split())) for text in said if text.strip()]
     for text in texts:
         known = _known(text)
         if known:
-            return known.error(place, f"{known.problem} ({_shortened(text)})", known.why, known.remedy)
+            error = known.error(place, f"{known.problem} ({_shortened(text)})", known.why, known.remedy)
+            if isinstance(error, Locked):
+                error.said = text
+            return error
     last = _shortened(texts[0]) if texts else "it said nothing"
     return CheckFailed(
         place, f"{doing} failed ({last})", "what was done is recorded", "correct it, then run the same command again"
     )
+
+
+def masked(text: str) -> str:
+    """`text` whose URLs show neither password nor query: both may hold what opens a backend."""
+    return _QUERY.sub(r"\1?***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def _known(text: str) -> Known | None:

@@ -41,7 +41,7 @@ class Mend:
 def release(backend: Backend, stack: str, progress: Progress) -> int:
     """How many locks of dead runs were released; what they left half-written is mended, so that the state can be read again.
 
-    Raises: CheckFailed when a living run holds the lock; DiskFailure.
+    Raises: CheckFailed when a living run holds the lock; DiskFailure, also where the state is damaged.
     """
     if backend.folder is None:
         return 0
@@ -50,6 +50,7 @@ def release(backend: Backend, stack: str, progress: Progress) -> int:
         progress.note(f"  releasing the lock of a run that died ({holder})")
         locks.release(holder)
     torn.mend(backend.folder, stack, progress)
+    torn.refuse_damaged(backend.folder, stack)
     return len(dead)
 
 

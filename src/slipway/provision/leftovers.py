@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.cloud import cost
 from slipway.documents import Document
-from slipway.errors import SlipwayError
+from slipway.errors import SlipwayError, UsageError
 from slipway.progress import Progress
 from slipway.provision import kinds
 from slipway.provision.account import Account
@@ -36,7 +36,8 @@ class Orphan(Document):
 class Orphans(Document):
     """All of a stack's orphans, and what they cost per hour as far as it is known.
 
-    `strangers` carry the stack's name and another state's owner: somebody else's, or left by a state that was lost.
+    `strangers` carry the stack's name and another state's owner: somebody else's, or left by a state that was lost. Where
+    `state_is_empty`, everything may be somebody else's: another clone with the same stack file has the same owner.
     """
 
     stack: str
@@ -47,15 +48,17 @@ class Orphans(Document):
     prices_of: str
     removed: tuple[str, ...] = ()
     strangers: tuple[Orphan, ...] = ()
+    state_is_empty: bool = False
 
     def text(self) -> str:
         """The list for people."""
         lines = [f"{self.stack}: everything that carries its tag is in its state"]
         if self.orphans:
-            lines = [f"{self.stack}: {len(self.orphans)} in AWS and in no state", *map(self._line, self.orphans)]
-            lines.append(f"  together {self.known_hourly:.2f} {self.currency} an hour (prices of {self.prices_of})")
-            if self.unknown_prices:
-                lines[-1] += f", and {len(self.unknown_prices)} of unknown price"
+            lines = [f"{self.stack}: {len(self.orphans)} in AWS and in no state", self.listed().rstrip()]
+            if self.state_is_empty:
+                lines.append(
+                    "  the state here is empty: these may be another checkout's, `--delete` needs `--strangers` too"
+                )
         if self.strangers:
             lines.append(f"{len(self.strangers)} made by another state that is called {self.stack} too, left alone")
             lines += map(self._line, self.strangers)
@@ -63,6 +66,13 @@ class Orphans(Document):
         if self.removed:
             lines.append(f"removed {', '.join(self.removed)}")
         return "\n".join(lines) + "\n"
+
+    def listed(self) -> str:
+        """One line for each orphan, and one for what they cost together."""
+        cost = f"  together {self.known_hourly:.2f} {self.currency} an hour (prices of {self.prices_of})"
+        if self.unknown_prices:
+            cost += f", and {len(self.unknown_prices)} of unknown price"
+        return "\n".join([*map(self._line, self.orphans), cost]) + "\n"
 
     def _line(self, one: Orphan) -> str:
         detail = f", {one.detail}" if one.detail else ""
@@ -98,6 +108,38 @@ def find(
         prices_of=priced.date,
         strangers=tuple(_orphan(one, hourly) for one in unknown if one not in things),
     ), things
+
+
+def refuse_second_making(found: Orphans) -> None:
+    """Nothing while an empty state stands beside nothing in the account.
+
+    `found` are the leftovers of a stack whose state is empty, with every owner counted in.
+
+    Raises: UsageError that lists what runs, its price and the ways out.
+    """
+    if not found.orphans:
+        return
+    why = f"what it made before, or another checkout makes, would be made a second time; there is already:\n{found.listed()}"
+    remedy = (
+        f"bring back the state that made it (a copy of .slipway/pulumi/, or PULUMI_BACKEND_URL), or use another stack name; "
+        f"if nobody needs it: `invoke orphans --stack {found.stack} --delete --strangers`"
+    )
+    raise UsageError(f"stack {found.stack}", "its state is empty and its account is not", why, remedy)
+
+
+def refuse_unknown_removal(found: Orphans) -> None:
+    """Nothing where the state tells what is left behind from what another state has.
+
+    Raises: UsageError where the state is empty and something would be removed.
+    """
+    if not (found.state_is_empty and found.orphans):
+        return
+    why = (
+        "so nothing tells forgotten things from the living ones of another checkout or of a state that was lost; "
+        f"there is:\n{found.listed()}"
+    )
+    remedy = "bring that state back, or, if nobody uses any of it, say so with `--delete --strangers`"
+    raise UsageError(f"stack {found.stack}", "its state is empty", why, remedy)
 
 
 def remove(things: Iterable[Found], account: Account, progress: Progress) -> tuple[str, ...]:

@@ -7,9 +7,16 @@ Source: sdk/go/common/apitype (DeploymentV3, ResourceV3, OperationV2) of Pulumi 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+PROVIDER = "pulumi:providers:aws"
+GLOBAL = "aws:iam/"
+
+_REGION_OF_ARN = re.compile(r"arn:[^:]+:[^:]+:([a-z]+(?:-[a-z0-9]+)+):")
+_REGION_OF_ZONE = re.compile(r"[a-z]+(?:-[a-z]+)+-\d+")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,18 @@ def pending(state: Mapping[str, Any]) -> tuple[Pending, ...]:
 def ids(state: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Type and id of every resource that `state` knows, those included that are still to be deleted."""
     return frozenset((entry["type"], entry["id"]) for entry in _resources(state) if entry.get("id"))
+
+
+def is_empty(state: Mapping[str, Any]) -> bool:
+    """Whether `state` knows nothing in AWS, not even something that is still being made."""
+    return not any(True for _ in _in_aws(state))
+
+
+def regions(state: Mapping[str, Any]) -> frozenset[str]:
+    """The AWS regions that the resources and the pending operations of `state` are in; what is global (IAM) names none."""
+    providers = {f"{one['urn']}::{one['id']}": one for one in _resources(state) if one["type"] == PROVIDER}
+    found = (_region(one, providers.get(one.get("provider", ""), {})) for one in _in_aws(state))
+    return frozenset(region for region in found if region)
 
 
 def mend(state: Mapping[str, Any], find: Callable[[Pending], str | None]) -> Mended:
@@ -97,3 +116,22 @@ def _operations(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _resources(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return (state.get("deployment") or {}).get("resources") or []
+
+
+def _in_aws(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for entry in (*_resources(state), *(one["resource"] for one in _operations(state))):
+        if entry["type"].startswith("aws:"):
+            yield entry
+
+
+def _region(entry: Mapping[str, Any], provider: Mapping[str, Any]) -> str | None:
+    """What the resource itself says counts before its provider: a failed `up` may have moved the provider alone."""
+    if entry["type"].startswith(GLOBAL):
+        return None
+    for values in (entry.get("outputs") or {}, entry.get("inputs") or {}):
+        arn = _REGION_OF_ARN.match(str(values.get("arn")))
+        zone = _REGION_OF_ZONE.match(str(values.get("availabilityZone")))
+        if arn or zone or values.get("region"):
+            return arn[1] if arn else zone[0] if zone else str(values["region"])
+    said = {**(provider.get("outputs") or {}), **(provider.get("inputs") or {})}
+    return str(said["region"]) if said.get("region") else None

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from slipway.errors import from_os_error
+from slipway.durable import write_durably
+from slipway.errors import DiskFailure, from_os_error
 from slipway.progress import Progress
 
 
@@ -29,8 +31,8 @@ def mend(folder: Path, stack: str, progress: Progress) -> int:
         for file in _files(folder, stack):
             if file.suffix == ".attrs" and not _is_json(file):
                 file.unlink()
-            elif file.name == f"{stack}.json" and not _is_json(file) and _is_json(file.with_name(f"{file.name}.bak")):
-                file.write_bytes(file.with_name(f"{file.name}.bak").read_bytes())
+            elif file.name == f"{stack}.json" and not _is_json(file) and _deployment(_backup(file)) is not None:
+                write_durably(file, _backup(file).read_bytes(), mode=0o600)
                 progress.note(f"  {file.name} was cut off; went back to the state before it")
             else:
                 continue
@@ -38,6 +40,93 @@ def mend(folder: Path, stack: str, progress: Progress) -> int:
     except OSError as error:
         raise from_os_error(error, folder, "mending the state of a run that died") from error
     return mended
+
+
+def refuse_damaged(folder: Path, stack: str) -> None:
+    """Nothing where each state of `stack` is whole, or there never was one; Pulumi reads most damaged ones as empty.
+
+    An empty state is what a new stack has, and what `pulumi stack rm` leaves: it is damage only beside a copy that knows more.
+
+    Raises: DiskFailure that names the file and the newest copy that holds resources.
+    """
+    try:
+        for file in _states(folder, stack):
+            copy = _newest_copy(folder, file)
+            problem = _damage(file, copy)
+            if problem:
+                raise _damaged(file, problem, copy)
+    except OSError as error:
+        raise from_os_error(error, folder, "reading the state") from error
+
+
+def _damage(file: Path, copy: Path | None) -> str:
+    """What is wrong with the state in `file`; empty where nothing is. `copy` is one that holds resources."""
+    if _packed(file).exists() and not file.exists():
+        return ""  # PULUMI_DIY_BACKEND_GZIP: cut off, it is refused by Pulumi itself
+    if file.exists():
+        if not _is_checkpoint(file):
+            return "is no checkpoint (damaged)"
+        if _deployment(file) is not None:
+            return ""
+    if copy is None:
+        return ""
+    return "has lost its resources" if file.exists() else "is missing"
+
+
+def _damaged(file: Path, problem: str, copy: Path | None) -> DiskFailure:
+    why = "Pulumi would take it for a new stack and make every host a second time"
+    if copy is None:
+        remedy = "bring back a copy of it; `invoke orphans` lists what runs after you have removed the file"
+    else:
+        remedy = f"the newest copy with resources is {copy}: copy it to {file}, then run the same command again"
+    return DiskFailure(file, problem, why, remedy)
+
+
+def _newest_copy(folder: Path, file: Path) -> Path | None:
+    """The copy of the state in `file` that holds resources: Pulumi keeps the state before the last one, and one of each run."""
+    if _resources(_backup(file)):
+        return _backup(file)
+    kept = folder / ".pulumi" / "history" / file.parent.relative_to(folder / ".pulumi" / "stacks") / file.stem
+    # Only the newest: what an older run had may be gone on purpose.
+    newest = max(kept.glob("*.checkpoint.json"), key=lambda one: one.name, default=None)
+    return newest if newest is not None and _resources(newest) else None
+
+
+def _states(folder: Path, stack: str) -> list[Path]:
+    """The state files of `stack`, those included that are gone and have left a copy."""
+    stacks, history = folder / ".pulumi" / "stacks", folder / ".pulumi" / "history"
+    there = {file.with_name(f"{stack}.json") for file in stacks.glob(f"**/{stack}.json*")}
+    had = {stacks / kept.parent.relative_to(history) / f"{stack}.json" for kept in history.glob(f"**/{stack}/")}
+    return sorted(there | had)
+
+
+def _backup(file: Path) -> Path:
+    return file.with_name(f"{file.name}.bak")
+
+
+def _packed(file: Path) -> Path:
+    return file.with_name(f"{file.name}.gz")
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (ValueError, FileNotFoundError):
+        return None
+
+
+def _is_checkpoint(file: Path) -> bool:
+    said = _read(file)
+    return isinstance(said, dict) and isinstance(said.get("checkpoint"), dict) and "stack" in said["checkpoint"]
+
+
+def _deployment(file: Path) -> dict[str, Any] | None:
+    said = _read(file)["checkpoint"].get("latest") if _is_checkpoint(file) else None
+    return said if isinstance(said, dict) else None
+
+
+def _resources(file: Path) -> list[Any]:
+    return [*((_deployment(file) or {}).get("resources") or [])]
 
 
 def _files(folder: Path, stack: str) -> Iterator[Path]:
