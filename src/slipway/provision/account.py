@@ -14,11 +14,9 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
-from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
-from slipway.provision import failures, kinds
+from slipway.provision import failures, kinds, unanswered
 from slipway.provision.kinds import EC2, NAME_TAG, OWNER_TAG, STACK_TAG, Found
 
 ABSENT = re.compile(r"NoSuch.*|.*NotFound(Exception)?|InvalidPlacementGroup\.Unknown")
@@ -32,11 +30,14 @@ CLIENT = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard",
 
 
 class Account:
-    """One AWS account in one region, reached with boto3's own settings (AWS_PROFILE, AWS_ENDPOINT_URL and so on)."""
+    """One AWS account in one region, reached with boto3's own settings (AWS_PROFILE, AWS_ENDPOINT_URL and so on).
+
+    Raises: AuthFailure, UsageError when those settings cannot be used; so do all of its methods.
+    """
 
     def __init__(self, region: str) -> None:
         self.region = region
-        self._session = boto3.Session(region_name=region)
+        self._session = self._said(lambda: boto3.Session(region_name=region))
         self._client = functools.cache(self._new_client)
 
     def identity(self) -> str:
@@ -95,7 +96,8 @@ class Account:
         for refused in answer.get("Unsuccessful", []) if isinstance(answer, dict) else []:
             error = refused["Error"]
             if not ABSENT.fullmatch(error["Code"]):
-                raise self._refused(f"api error {error['Code']}: {error.get('Message', '')}", f"removing {thing.id}")
+                text = f"api error {error['Code']}: {error.get('Message', '')}"
+                raise failures.explain(f"AWS {thing.id}", [text], "its removal")
 
     def _new_client(self, service: str) -> Any:
         return self._session.client(service, config=CLIENT)
@@ -103,24 +105,10 @@ class Account:
     def _said(self, ask: Callable[[], Any], absent: bool = False) -> Any:
         try:
             return ask()
-        except NoCredentialsError as error:
-            raise failures.explain("AWS", [f"Unable to locate credentials ({error})"], "asking AWS") from error
-        except NoRegionError as error:
-            raise AuthFailure("AWS", "no region", "", "set aws:region in the stack's file") from error
-        except ClientError as error:
-            if absent and ABSENT.fullmatch(error.response["Error"]["Code"]):
+        except unanswered.RAISED as error:
+            if absent and isinstance(error, ClientError) and _says_absent(error):
                 return None
-            code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-            raise self._refused(f"api error {code}: {message}", error.operation_name) from error
-        except (BotoCoreError, ResponseParserError) as error:
-            remedy = "check the network and AWS_ENDPOINT_URL, then run the same command again"
-            raise NetworkFailure(
-                "AWS", f"did not answer ({' '.join(str(error).split())})", "nothing was changed by this call", remedy
-            ) from error
-
-    @staticmethod
-    def _refused(said: str, operation: str) -> SlipwayError:
-        return failures.explain(f"AWS {operation}", [said], operation)
+            raise unanswered.explain(error) from error
 
     def _ec2(self, stack: str) -> Iterator[Found]:
         names = self._ec2_names(stack)
@@ -162,7 +150,7 @@ class Account:
             return list(_LOOK[kind](self._client("ec2"), identity, name))
         except ClientError as error:
             # Tags outlive what they stood on by a while.
-            if ABSENT.fullmatch(error.response["Error"]["Code"]):
+            if _says_absent(error):
                 return []
             raise
 
@@ -199,9 +187,13 @@ class Account:
             return list(self._client("s3").get_bucket_tagging(Bucket=name)["TagSet"])
         except ClientError as error:
             # AccessDenied and redirects concern other people's buckets in the same account.
-            if error.response["Error"]["Code"] in {"NoSuchTagSet", "NoSuchBucket", "AccessDenied", "PermanentRedirect"}:
+            if unanswered.code(error) in {"NoSuchTagSet", "NoSuchBucket", "AccessDenied", "PermanentRedirect"}:
                 return []
             raise
+
+
+def _says_absent(error: ClientError) -> bool:
+    return bool(ABSENT.fullmatch(unanswered.code(error)))
 
 
 def _ours(tags: list[Mapping[str, str]], stack: str, kind: str, identity: str) -> Iterator[Found]:
@@ -316,7 +308,7 @@ def _unless_gone(step: Callable[..., object], **named: str) -> None:
     try:
         step(**named)
     except ClientError as error:
-        if not ABSENT.fullmatch(error.response["Error"]["Code"]):
+        if not _says_absent(error):
             raise
 
 
