@@ -72,6 +72,16 @@ def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
         remote.reach(NODE, ssh(tmp_path, "exec >&- 2>&-; sleep 300"), SHORT)
 
 
+def test_a_host_that_greets_for_ever_is_given_up_too(tmp_path: Path) -> None:
+    command = ssh(tmp_path, "while :; do echo hello; sleep 0.05; done")
+    for ask in (
+        lambda: remote.run(NODE, "true", progress=silent, command=command, limits=SHORT),
+        lambda: remote.reach(NODE, command, SHORT),
+    ):
+        with pytest.raises(NetworkFailure, match=r"(?s)no answer in.*  hello"):
+            ask()
+
+
 def test_a_script_that_falls_silent_is_given_up_and_what_it_said_is_shown(tmp_path: Path) -> None:
     limits = Limits(reach_s=20.0, silence_s=0.3)
     with pytest.raises(CheckFailed, match=r"(?s)had begun and then said nothing for 0 s.*  running: apt"):

@@ -25,16 +25,15 @@ POLL_S = 0.5
 
 @dataclass
 class Ran:
-    """How it went: the exit code (None: it was ended after `silent_s` without a line), and the last lines of both streams."""
+    """How it went: the exit code (None: its time was over and it was ended), and the last lines of both streams."""
 
     exit_code: int | None = None
-    silent_s: float = 0.0
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
 
 
-def hold(words: tuple[str, ...], text: str, heard: Callable[[bool, str], None], limit_s: Callable[[], float]) -> Ran:
+def hold(words: tuple[str, ...], text: str, heard: Callable[[bool, str], None], until: Callable[[float], float]) -> Ran:
     """What became of the program `words` with `text` on its stdin. `heard` gets each line and whether it came on stdout,
-    without control characters; `limit_s` says how long it may be silent now.
+    without control characters; `until` says for the time of the last output when it is given up (both as time.monotonic).
 
     However this is left, nothing that the program started in its process group goes on.
 
@@ -46,7 +45,7 @@ def hold(words: tuple[str, ...], text: str, heard: Callable[[bool, str], None], 
         script.write(text.encode())
         script.seek(0)
         with _started(words, script) as process:
-            for is_stdout, line in _lines(process, ran, limit_s):
+            for is_stdout, line in _lines(process, ran, until):
                 ran.lines.append(line)
                 heard(is_stdout, line)
     return ran
@@ -79,7 +78,7 @@ def _started(words: tuple[str, ...], script: IO[bytes]) -> Iterator[subprocess.P
                 process.kill()
 
 
-def _lines(process: subprocess.Popen[bytes], ran: Ran, limit_s: Callable[[], float]) -> Iterator[tuple[bool, str]]:
+def _lines(process: subprocess.Popen[bytes], ran: Ran, until: Callable[[float], float]) -> Iterator[tuple[bool, str]]:
     assert process.stdout is not None
     assert process.stderr is not None
     begun = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
@@ -88,7 +87,9 @@ def _lines(process: subprocess.Popen[bytes], ran: Ran, limit_s: Callable[[], flo
         for descriptor in begun:
             waiting.register(descriptor, selectors.EVENT_READ)
         while waiting.get_map():
-            ready = waiting.select(min(POLL_S, max(0.0, last + limit_s() - time.monotonic())))
+            if time.monotonic() >= until(last):
+                return
+            ready = waiting.select(min(POLL_S, max(0.0, until(last) - time.monotonic())))
             for key, _ in ready:
                 data = os.read(key.fd, CHUNK_BYTES)
                 last = time.monotonic() if data else last
@@ -100,14 +101,8 @@ def _lines(process: subprocess.Popen[bytes], ran: Ran, limit_s: Callable[[], flo
                 yield from ((key.fd == process.stdout.fileno(), _text(line)) for line in whole)
             if not ready and process.poll() is not None:
                 break
-            if not ready and time.monotonic() - last >= limit_s():
-                ran.silent_s = limit_s()
-                return
-    left = max(0.0, last + limit_s() - time.monotonic())
-    try:
-        ran.exit_code = process.wait(left)
-    except subprocess.TimeoutExpired:
-        ran.silent_s = limit_s()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        ran.exit_code = process.wait(max(0.0, until(last) - time.monotonic()))
 
 
 def _text(line: bytes) -> str:

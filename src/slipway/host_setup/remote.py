@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ LAST_LINES = 10
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a host may say nothing: until it is reached and the script begins, and then from line to line."""
+    """How long a host may take until it is reached and the script begins, and how long it may say nothing from then on."""
 
     reach_s: float = 30.0
     silence_s: float = 600.0
@@ -110,11 +111,12 @@ def run(
             said.append(line)
 
     sent = f"echo {begin}\n{script}\necho {end}\n"
-    ran = conversation.hold(words, sent, heard, lambda: limits.silence_s if begin in proved else limits.reach_s)
+    reached_by = time.monotonic() + limits.reach_s
+    ran = conversation.hold(words, sent, heard, lambda last: last + limits.silence_s if begin in proved else reached_by)
     ran.lines = deque((line for line in ran.lines if line not in proved), ran.lines.maxlen)
     if ran.exit_code == 0 and {begin, end} <= proved:
         return tuple(said[-conversation.MAX_LINES :])
-    raise _stopped(node, ran) if begin in proved else _never_began(node, ran)
+    raise (_stopped if begin in proved else _never_began)(node, ran, limits)
 
 
 def reach(node: Node, command: tuple[str, ...] = SSH, limits: Limits = LIMITS) -> None:
@@ -124,14 +126,15 @@ def reach(node: Node, command: tuple[str, ...] = SSH, limits: Limits = LIMITS) -
     """
     if node.ssh is None:
         return
-    ran = conversation.hold((*command, node.ssh, "true"), "", lambda _, __: None, lambda: limits.reach_s)
+    reached_by = time.monotonic() + limits.reach_s
+    ran = conversation.hold((*command, node.ssh, "true"), "", lambda _, __: None, lambda _: reached_by)
     if ran.exit_code != 0:
-        raise _unreachable(node, ran)
+        raise _unreachable(node, ran, limits)
 
 
-def _never_began(node: Node, ran: Ran) -> SlipwayError:
+def _never_began(node: Node, ran: Ran, limits: Limits) -> SlipwayError:
     if node.ssh and ran.exit_code in {None, SSH_ITSELF_FAILED}:
-        return _unreachable(node, ran)
+        return _unreachable(node, ran, limits)
     place, shown = f"node {node.name}", _last_lines(ran)
     if ran.exit_code == 0:
         why = f"a forced command or a login file that exits may stand in between; it said:\n{shown}\n"
@@ -144,11 +147,11 @@ def _never_began(node: Node, ran: Ran) -> SlipwayError:
     )
 
 
-def _stopped(node: Node, ran: Ran) -> SlipwayError:
+def _stopped(node: Node, ran: Ran, limits: Limits) -> SlipwayError:
     place, shown = f"node {node.name}", f"it said:\n{_last_lines(ran)}\n"
     again = "run it again after mending that; what was done stays done"
     if ran.exit_code is None:
-        return CheckFailed(place, f"set-up had begun and then said nothing for {ran.silent_s:.0f} s", shown, again)
+        return CheckFailed(place, f"set-up had begun and then said nothing for {limits.silence_s:.0f} s", shown, again)
     if ran.exit_code == SSH_ITSELF_FAILED and node.ssh:
         problem = "the connection was lost after the script had begun"
         return NetworkFailure(place, problem, shown, "run it again; what was done stays done")
@@ -157,10 +160,10 @@ def _stopped(node: Node, ran: Ran) -> SlipwayError:
     return CheckFailed(place, f"set-up stopped with exit code {ran.exit_code}", shown, again)
 
 
-def _unreachable(node: Node, ran: Ran) -> NetworkFailure:
+def _unreachable(node: Node, ran: Ran, limits: Limits) -> NetworkFailure:
     problem = f"cannot be reached (got {node.ssh})"
     if ran.exit_code is None:
-        problem = f"cannot be reached: no answer in {ran.silent_s:.0f} s (got {node.ssh})"
+        problem = f"cannot be reached: no answer in {limits.reach_s:.0f} s (got {node.ssh})"
     why, remedy = f"ssh said:\n{_last_lines(ran)}\n", f"make `ssh {node.ssh}` work without a question"
     return NetworkFailure(f"node {node.name}", problem, why, remedy)
 
