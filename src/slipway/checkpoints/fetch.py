@@ -6,7 +6,6 @@ Standard library only: the same code is sent to hosts as a zipapp.
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -24,7 +23,7 @@ from slipway.checkpoints.sources import HUB
 from slipway.checkpoints.sources import read as read_sources
 from slipway.checkpoints.transfer import Cancelled, Patience, Transfer
 from slipway.checkpoints.transport import Failed, Transport
-from slipway.errors import DiskFailure, from_os_error
+from slipway.errors import from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from slipway.checkpoints.sources import Source
     from slipway.checkpoints.staging import Place
     from slipway.checkpoints.transfer import Carrier
-
-_SPARE = 0.02
-"""Part of the bytes that must stay free besides: blocks, folders, other writers."""
-
 
 _LOOK_S = 0.5
 """How long the main thread sleeps at a time: a signal that comes just before it falls asleep is only met when it wakes."""
@@ -158,7 +153,7 @@ class _Fetch:
         with staging.staging(self._places.root) as place:
             donors = self._donors(place, wanted, surveys)
             staging.remove_litter(self._places.root, self._progress)
-            self._preflight(wanted, place)
+            staging.refuse_without_room(place, wanted)
             staging.refuse_without_links(place)
             self._download(wanted, held, place, donors)
             self._arrange(wanted, held, place)
@@ -212,34 +207,6 @@ class _Fetch:
                     digests = {**known[file.path], file.size_bytes: digest_of(file)}
                     donors.setdefault(part_name(file), []).append(Donor(survey.folder / file.path, digests))
         return donors
-
-    def _preflight(self, wanted: Sequence[PinnedFile], place: Place) -> None:
-        """Nothing; there is room for `wanted`.
-
-        Raises: DiskFailure with the numbers.
-        """
-        root = self._places.root
-        space = os.statvfs(root)
-        had = sum(part.stat().st_blocks * 512 for part in place.parts.iterdir())
-        needed, free = max(sum(file.size_bytes for file in wanted) - had, 0), space.f_bavail * space.f_frsize
-        needed += int(needed * _SPARE)
-        advice = f"free {needed - free} bytes, or fetch into another folder with --dest"
-        if needed > free:
-            raise DiskFailure(
-                root, f"{free} bytes are free, {needed} are needed", "bytes of all missing files and 2 %", advice
-            )
-        inodes = len(wanted) + 16
-        if space.f_files and space.f_favail < inodes:
-            raise DiskFailure(root, f"{space.f_favail} inodes are free, {inodes} are needed", "", "remove small files")
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        largest = max((file.size_bytes for file in wanted), default=0)
-        if limit != resource.RLIM_INFINITY and largest > limit:
-            raise DiskFailure(
-                root,
-                f"files may have {limit} bytes here (ulimit -f), one has {largest}",
-                "",
-                "raise it: ulimit -f unlimited",
-            )
 
     def _download(
         self, wanted: Sequence[PinnedFile], held: dict[str, Held], place: Place, donors: dict[str, list[Donor]]

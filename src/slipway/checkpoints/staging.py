@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import shutil
 import socket
 import time
@@ -21,11 +22,14 @@ from slipway.durable import write_durably
 from slipway.errors import DiskFailure, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
-    from slipway.checkpoints.pins import Progress
+    from slipway.checkpoints.pins import PinnedFile, Progress
 
 _OWNER = "owner.json"
+_SPARE = 0.02
+"""Part of the bytes that must stay free besides: blocks, folders, other writers."""
+
 _ABANDONED_S = 24 * 3600
 """A staging folder of another host in which nothing was written for so long has no owner any more."""
 
@@ -105,6 +109,31 @@ def claim(root: Path, place: Place, names: Collection[str]) -> dict[str, list[Do
     except OSError as error:
         raise from_os_error(error, place.folder, "taking over what an interrupted fetch left") from error
     return found
+
+
+def refuse_without_room(place: Place, wanted: Sequence[PinnedFile]) -> None:
+    """Nothing, where there is room for `wanted` besides the parts that `place` has already.
+
+    Raises: DiskFailure with the numbers.
+    """
+    root = place.folder.parents[2]
+    space = os.statvfs(root)
+    had = sum(part.stat().st_blocks * 512 for part in place.parts.iterdir())
+    needed, free = max(sum(file.size_bytes for file in wanted) - had, 0), space.f_bavail * space.f_frsize
+    needed += int(needed * _SPARE)
+    advice = f"free {needed - free} bytes, or fetch into another folder with --dest"
+    if needed > free:
+        raise DiskFailure(
+            root, f"{free} bytes are free, {needed} are needed", "bytes of all missing files and 2 %", advice
+        )
+    inodes = len(wanted) + 16
+    if space.f_files and space.f_favail < inodes:
+        raise DiskFailure(root, f"{space.f_favail} inodes are free, {inodes} are needed", "", "remove small files")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    largest = max((file.size_bytes for file in wanted), default=0)
+    if limit != resource.RLIM_INFINITY and largest > limit:
+        text = f"files may have {limit} bytes here (ulimit -f), one has {largest}"
+        raise DiskFailure(root, text, "", "raise it: ulimit -f unlimited")
 
 
 def refuse_without_links(place: Place) -> None:

@@ -120,6 +120,7 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
     settings = settings_from(os.environ, options)
     if options.sign:
         # A tag that is published and then cannot be signed would stand there unsigned.
+        signing.refuse_no_key(options.sign)
         signing.find().require_key(options.sign)
     built = building.build(
         place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress

@@ -297,8 +297,8 @@ _WITH_VALUE = frozenset({
     "--cert", "--cache-dir", "--default-index", "--index", "--extra-index-url", "--index-strategy", "--only-binary",
     "--no-binary", "--platform", "--python-version", "--implementation", "--abi", "--option", "--default-release",
     "--target-release", "--revision", "--depth", "--branch", "-b", "--link-mode", "--src", "--report", "--log",
-    "--git-dir", "--work-tree", "--namespace", "--directory", "--project", "--timeout", "--retries", "--proxy",
-    "--trusted-host", "--progress-bar",
+    "--git-dir", "--work-tree", "--namespace", "--directory", "--project", "--timeout", "--retries",
+    "--proxy", "--trusted-host", "--progress-bar",
 })  # fmt: skip
 
 

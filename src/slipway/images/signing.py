@@ -149,10 +149,7 @@ class Cosign:
         self._checked((*argv, _there(file)), str(file))
 
     def _key(self, key: Path) -> tuple[str, str]:
-        if not key.is_file():
-            raise MissingFile(
-                key, "no such file", "a key of cosign's is read here", "make a pair with cosign generate-key-pair"
-            )
+        refuse_no_key(key)
         return ("--key", str(key))
 
     def _no_log(self) -> tuple[str, ...]:
@@ -233,6 +230,14 @@ def _needed(password: str | None, key: Path) -> str:
     if found is None:
         raise UsageError(key, "needs its password", "it is read from the environment", "set COSIGN_PASSWORD")
     return found
+
+
+def refuse_no_key(key: Path) -> None:
+    """Nothing; `key` is a file. Raises: MissingFile."""
+    if not key.is_file():
+        raise MissingFile(
+            key, "no such file", "a key of cosign's is read here", "make a pair with cosign generate-key-pair"
+        )
 
 
 def _there(file: Path) -> str:
