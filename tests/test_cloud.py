@@ -63,7 +63,7 @@ class TestSettings:
             ({"capacity": {"kind": "block"}}, "named by its id"),
             ({"capacity": {"kind": "on-demand", "id": "cr-0123456789abcdef0"}}, "on-demand has none"),
             ({"ssh_keys": ["ssh-ed25519 AAAA'; rm -rf /"]}, "string should match pattern"),
-            ({"models": "/mod'els"}, "string should match pattern"),
+            ({"models": "/mod'els"}, "a path that begins with /"),
             ({"capacitty": {}}, "did you mean capacity"),
         ],
     )
@@ -342,3 +342,38 @@ def test_shipped_cloud_stacks_have_no_account_in_them() -> None:
     for name in stacks.names(Checkout(ROOT)):
         text = (ROOT / "stacks" / f"Pulumi.{name}.yaml").read_text()
         assert not any(len(word) == 12 and word.isdigit() for word in text.replace(":", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("repositories", ["engine", "other", "engine"], "engine stands more than once"),
+        ("clients", ["10.0.0.0/8", "10.0.0.0/8"], "10.0.0.0/8 stands more than once"),
+        ("network", "127.0.0.0/16", "a private IPv4 network"),
+        ("network", "169.254.0.0/16", "a private IPv4 network"),
+        ("network", "0.0.0.0/16", "a private IPv4 network"),
+        ("network", "10.0.0.0/016", "is written 10.0.0.0/16"),
+        ("clients", ["10.0.0.0/016"], "is written 10.0.0.0/16"),
+        ("models", "/a;b", "a path that begins with /"),
+        ("models", "./models", "has no checkout"),
+    ],
+)
+def test_what_aws_or_a_host_would_refuse_is_refused_in_the_settings(key: str, value: object, said: str) -> None:
+    with pytest.raises(DocumentError, match=said) as caught:
+        config(**{key: value})
+    assert caught.value.exit_code == 2
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=12).map("/{}".format))
+def test_models_that_the_settings_take_an_inventory_takes_too(path: str) -> None:
+    kind = instance_types.find(DATA, AWS["instance_type"])
+    try:
+        made = aws_hosts(models=path)
+    except DocumentError:
+        return
+    assert hosts.expected("x", made, kind).nodes[0].paths.models == path
+
+
+def test_values_without_a_file_name_no_line() -> None:
+    with pytest.raises(DocumentError, match=r"^test: aws\.count: "):
+        config(count=0)

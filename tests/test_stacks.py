@@ -126,3 +126,44 @@ def test_a_saved_inventory_that_nobody_can_read_is_put_aside_and_not_lost(checko
     path.write_text("nodes: [")
     assert stacks.saved_inventory(checkout, "m1-pd", silent) is None
     assert [file.name for file in path.parent.iterdir()] == ["m1-pd.yaml.bak"]
+
+
+CLOUD = """config:
+  slipway:recipe: a.b/c
+  aws:region: us-east-2
+  slipway:aws:
+    zone: us-east-2b
+    instance_type: p5en.48xlarge
+    ami: ami-0123456789abcdef0
+    capacity: {kind: on-demand}
+    count: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("count: 2", "count: 99", ":9:5: slipway:aws.count: "),
+        ("    count: 2\n", "", ":4:3: slipway:aws.count: is missing"),
+        ("count: 2", "count: 2\n    cuont: 3", ":10:5: slipway:aws.cuont: unknown key; did you mean count?"),
+        (
+            "count: 2",
+            "count: 2\n    clients:\n      - 10.0.0.0/8\n      - 0.0.0.0/0",
+            ":12:9: slipway:aws.clients[1]: ",
+        ),
+        ("us-east-2\n", "nowhere\n", ":3:3: aws:region: "),
+        ("kind: on-demand", "kind: spot", ":8:16: slipway:aws.capacity.kind: "),
+        ("slipway:recipe", "slipway:recip", ":1:1: slipway:recipe: is missing"),
+        ("zone: us-east-2b", "zone: us-west-2b", ":1:1: aws.zone: us-west-2b is not in"),
+    ],
+)
+def test_a_wrong_setting_is_placed_where_it_stands_in_the_stacks_file(
+    checkout: Checkout, old: str, new: str, said: str
+) -> None:
+    path = checkout.stacks / "Pulumi.cloud.yaml"
+    path.write_text(CLOUD)
+    stacks.config(checkout, "cloud")
+    path.write_text(CLOUD.replace(old, new))
+    with pytest.raises(DocumentError) as caught:
+        stacks.config(checkout, "cloud")
+    assert f"{path}{said}" in str(caught.value)

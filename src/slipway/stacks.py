@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,14 @@ class StackFile(Document):
     encryptedkey: str | None = None
     secretsprovider: str | None = None
     environment: Any = None
+
+
+@dataclass(frozen=True)
+class Unplaced(Problem):
+    """A problem of values whose file is not at hand; `line` and `column` say nothing."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.path}{': ' if self.path else ''}{self.text}"
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,11 @@ def config(checkout: Checkout, name: str) -> StackConfig:
     Raises: MissingFile, DocumentError.
     """
     path = checkout.stacks / f"Pulumi.{name}.yaml"
-    return parse_config(documents.read(path, StackFile).config, f"{path} (keys slipway:…)")
+    values = documents.read(path, StackFile).config
+    try:
+        return parse_config(values, str(path))
+    except DocumentError as error:
+        raise DocumentError(_placed(error.problems, path)) from None
 
 
 def owner(checkout: Checkout, name: str) -> str | None:
@@ -207,8 +219,11 @@ def parse_config(values: Mapping[str, Any], place: str) -> StackConfig:
     own = {key.removeprefix("slipway:"): value for key, value in values.items() if key.startswith("slipway:")}
     if "aws:region" in values:
         own["aws:region"] = values["aws:region"]
-    # Read through the same reader as a file, so that a wrong key is reported with the same words.
-    return documents.parse(json.dumps(own), StackConfig, place)
+    # Read through the same reader as a file, so that a wrong key is reported with the same words; its lines are nobody's.
+    try:
+        return documents.parse(json.dumps(own), StackConfig, place)
+    except DocumentError as error:
+        raise DocumentError([Unplaced(**problem.__dict__) for problem in error.problems]) from None
 
 
 def recipe_of(checkout: Checkout, name: str) -> str:
@@ -259,6 +274,36 @@ def saved_inventory(checkout: Checkout, name: str, progress: Progress) -> Invent
             raise from_os_error(failed, path, "putting the old inventory aside") from failed
         progress.note(f"  {error}\n  put aside as {aside.name}; written anew")
         return None
+
+
+def _placed(problems: Iterable[Problem], path: Path) -> list[Problem]:
+    """The `problems` of Slipway's own keys, each at the place where its key (or what is nearest around it) stands in the file."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise from_os_error(error, path, "reading the stack's file") from error
+    placed = []
+    for problem in problems:
+        key = problem.path if problem.path.startswith("aws:") or not problem.path else f"slipway:{problem.path}"
+        mark = _mark(root, ["config", *filter(None, re.split(r"[.\[\]]", key))])
+        placed.append(Problem(str(path), mark.line + 1, mark.column + 1, key, problem.text))
+    return sorted(placed, key=lambda problem: (problem.line, problem.column))
+
+
+def _mark(node: Any, parts: list[str]) -> Any:
+    """Where the last of `parts` that is there stands below `node`: a key, or an item of a list."""
+    mark = node.start_mark
+    for part in parts:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key.start_mark, value) for key, value in node.value if key.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            found = (node.value[int(part)].start_mark, node.value[int(part)])
+        else:
+            found = None
+        if found is None:
+            return mark
+        mark, node = found
+    return mark
 
 
 def _selected(checkout: Checkout) -> str | None:

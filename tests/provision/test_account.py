@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore.stub import Stubber
 
 from slipway.errors import AuthFailure, CheckFailed, NetworkFailure
 from slipway.progress import silent
@@ -175,3 +178,82 @@ def test_no_credentials_and_no_answer_are_told_apart(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(AuthFailure, match="no AWS credentials"):
         Account("us-east-2").identity()
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Account, dict[str, Stubber]]]:
+    """An account whose services answer what a test lists, and botocore parses and checks as ever."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    clients = {name: boto3.client(name, region_name="us-east-2") for name in ("ec2", "iam", "ecr", "s3")}
+    stubs = {name: Stubber(client) for name, client in clients.items()}
+    account = Account("us-east-2")
+    monkeypatch.setattr(account, "_client", clients.__getitem__)
+    for stub in stubs.values():
+        stub.activate()
+    yield account, stubs
+    for stub in stubs.values():
+        stub.assert_no_pending_responses()
+
+
+VPC = kinds.Found(kinds.EC2["vpc"], "vpc-0", "vpc")
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("UnauthorizedOperation", "Unknown"),
+        ("DependencyViolation", "the subnet does not exist here NotFound"),
+        ("InternalError", "NoSuchThing"),
+        ("UnknownParameter", ""),
+    ],
+)
+def test_what_aws_refuses_to_remove_is_never_taken_for_gone(
+    stubbed: tuple[Account, dict[str, Stubber]], code: str, text: str
+) -> None:
+    account, stubs = stubbed
+    stubs["ec2"].add_client_error("delete_vpc", code, text)
+    with pytest.raises((AuthFailure, CheckFailed), match=code):
+        account.remove(VPC)
+
+
+@pytest.mark.parametrize(
+    ("thing", "service", "call", "code"),
+    [
+        (VPC, "ec2", "delete_vpc", "InvalidVpcID.NotFound"),
+        (
+            kinds.Found(kinds.EC2["placement-group"], "g", "g"),
+            "ec2",
+            "delete_placement_group",
+            "InvalidPlacementGroup.Unknown",
+        ),
+        (kinds.Found(kinds.REPOSITORY, "repo", "r"), "ecr", "delete_repository", "RepositoryNotFoundException"),
+        (kinds.Found(kinds.BUCKET, "bucket", "b"), "s3", "delete_bucket", "NoSuchBucket"),
+    ],
+)
+def test_what_is_gone_meanwhile_is_told_by_its_code(
+    stubbed: tuple[Account, dict[str, Stubber]], thing: kinds.Found, service: str, call: str, code: str
+) -> None:
+    account, stubs = stubbed
+    stubs[service].add_client_error(call, code, "Unknown")
+    account.remove(thing)
+
+
+def test_an_endpoint_that_aws_lists_as_not_deleted_is_not_removed(stubbed: tuple[Account, dict[str, Stubber]]) -> None:
+    account, stubs = stubbed
+    endpoint = kinds.Found(kinds.EC2["vpc-endpoint"], "vpce-0", "ssm")
+    for code in ("DependencyViolation", "InvalidVpcEndpoint.NotFound"):
+        refused = {"ResourceId": "vpce-0", "Error": {"Code": code, "Message": "no"}}
+        stubs["ec2"].add_response("delete_vpc_endpoints", {"Unsuccessful": [refused]})
+    with pytest.raises(CheckFailed, match="DependencyViolation"):
+        account.remove(endpoint)
+    account.remove(endpoint)
+
+
+def test_a_role_is_removed_though_its_policy_went_meanwhile(stubbed: tuple[Account, dict[str, Stubber]]) -> None:
+    account, stubs = stubbed
+    stubs["iam"].add_response("list_attached_role_policies", {"AttachedPolicies": []})
+    stubs["iam"].add_response("list_role_policies", {"PolicyNames": ["p"]})
+    stubs["iam"].add_client_error("delete_role_policy", "NoSuchEntity")
+    stubs["iam"].add_response("delete_role", {})
+    account.remove(kinds.Found(kinds.ROLE, "node", "node"))

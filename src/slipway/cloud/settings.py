@@ -11,28 +11,56 @@ from pydantic import AfterValidator, Field, model_validator
 
 from slipway.documents import Document
 from slipway.errors import UsageError
-from slipway.inventory import Node
+from slipway.inventory import FolderPath, Node
 from slipway.recipe.words import Word
 
 PLACEHOLDER = "replace-me"
 """What a shipped stack says where only the user knows the value; `pulumi up` refuses it."""
 
 
+OWN_USE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+"""Networks for anybody's own use (RFC 1918). What Python calls private holds loopback and reserved ones too, which AWS refuses."""
+
+
+def _network(text: str) -> ipaddress.IPv4Network:
+    """`text` as the network that it is the one spelling of; raises ValueError."""
+    network = ipaddress.IPv4Network(text)
+    if str(network) != text:
+        raise ValueError(f"is written {network}")
+    return network
+
+
 def _private(text: str) -> str:
     """`text` as a private IPv4 network; raises ValueError."""
-    network = ipaddress.IPv4Network(text)
-    if not network.is_private or not 16 <= network.prefixlen <= 24:
-        raise ValueError("a private IPv4 network between /16 and /24 is needed, as 10.60.0.0/20")
+    network = _network(text)
+    if not 16 <= network.prefixlen <= 24 or not any(network.subnet_of(own) for own in OWN_USE):
+        allowed = ", ".join(map(str, OWN_USE))
+        raise ValueError(f"a private IPv4 network between /16 and /24 is needed (within {allowed}), as 10.60.0.0/20")
     return text
 
 
 def _closed(text: str) -> str:
     """`text` as an IPv4 network that is not the whole internet; raises ValueError."""
-    if ipaddress.IPv4Network(text).prefixlen < 8:
+    if _network(text).prefixlen < 8:
         raise ValueError(
             "a network of this size is the open internet; the servers ask for no key; name your own networks"
         )
     return text
+
+
+def _absolute(text: str) -> str:
+    """`text` as a path from the root, since hosts on AWS have no checkout; raises ValueError."""
+    if not text.startswith("/"):
+        raise ValueError("a path that begins with / is needed; a host on AWS has no checkout")
+    return text
+
+
+def _each_once(names: list[str]) -> list[str]:
+    """`names` without a repetition, since each is a resource of its own name; raises ValueError."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"each may stand once; {', '.join(twice)} stands more than once; remove one")
+    return names
 
 
 Cidr = Annotated[str, Field(pattern=r"^\d+(\.\d+){3}/\d+$"), AfterValidator(_closed)]
@@ -76,14 +104,18 @@ class AwsHosts(Document):
     ami: ImageId = Field(description="pinned per stack; `latest` moves about weekly")
     capacity: Capacity
     network: Annotated[str, Field(pattern=r"^\d+(\.\d+){3}/\d+$"), AfterValidator(_private)] = "10.60.0.0/20"
-    clients: list[Cidr] = Field(default_factory=list, description="networks that may reach the front door; empty: none")
+    clients: Annotated[list[Cidr], AfterValidator(_each_once)] = Field(
+        default_factory=list, description="networks that may reach the front door; empty: none"
+    )
     root_volume_gib: int = Field(default=300, ge=75, le=16000)
-    repositories: list[Word] = Field(default_factory=lambda: ["engine"], description="image repositories in ECR")
+    repositories: Annotated[list[Word], AfterValidator(_each_once)] = Field(
+        default_factory=lambda: ["engine"], description="image repositories in ECR"
+    )
     router: RouterHost | None = None
     ssh_keys: list[Annotated[str, Field(pattern=r"^ssh-(ed25519|rsa) [A-Za-z0-9+/=]+( [\w.@-]+)?$")]] = Field(
         default_factory=list, description="public keys that may log in, through SSM"
     )
-    models: str = Field(default="/opt/dlami/nvme/models", pattern=r"^/[^:\x00']+$")
+    models: Annotated[FolderPath, AfterValidator(_absolute)] = "/opt/dlami/nvme/models"
     protect: bool = Field(default=True, description="false lets `pulumi destroy` remove hosts and model mirror")
 
 

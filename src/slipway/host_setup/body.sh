@@ -14,7 +14,8 @@ act() {
     say "would run: $*"
   else
     say "running: $*"
-    "$@"
+    # The rest of this script may stand on stdin, where a program that asks something would swallow it.
+    "$@" </dev/null
   fi
 }
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
+import secrets
+import time
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from slipway import stacks
 from slipway.cloud import settings
-from slipway.errors import CheckFailed, NetworkFailure, UsageError
+from slipway.errors import CheckFailed, NetworkFailure, SlipwayError, UsageError
+from slipway.host_setup import conversation
 from slipway.host_setup import scripts as bodies
+from slipway.host_setup.conversation import Ran
 from slipway.inventory import Inventory, Node
 from slipway.progress import Progress
 from slipway.stacks import Checkout
@@ -22,6 +27,17 @@ SSH = (
 AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec sh -s; else exec sudo -n sh -s; fi'
 SSH_ITSELF_FAILED = 255
 LAST_LINES = 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a host may take until it is reached and the script begins, and how long it may say nothing from then on."""
+
+    reach_s: float = 30.0
+    silence_s: float = 600.0
+
+
+LIMITS = Limits()
 
 
 def scripts(checkout: Checkout, stack: str, only: str | None = None, root: str = "") -> dict[str, str]:
@@ -70,54 +86,87 @@ def run_all(
     return {node.name: run(node, made[node.name], progress=progress, command=command) for node in nodes}
 
 
-def run(node: Node, script: str, *, progress: Progress, command: tuple[str, ...] = SSH) -> tuple[str, ...]:
-    """What the script said on `node`, line by line.
+def run(
+    node: Node, script: str, *, progress: Progress, command: tuple[str, ...] = SSH, limits: Limits = LIMITS
+) -> tuple[str, ...]:
+    """What the script said on `node`, line by line; each line goes to `progress` as it comes.
 
-    Raises: NetworkFailure when the host cannot be reached, CheckFailed with the last lines when the script stops.
+    The script is sent between two lines that print words made up for this run: only they prove that it began and reached its end.
+
+    Raises: NetworkFailure when the host cannot be reached, runs no script, or is lost; CheckFailed with the last lines when the
+    script stops or falls silent.
     """
     words = (*command, node.ssh, AS_ROOT) if node.ssh else ("sh", "-c", AS_ROOT)
-    ran = _ran(words, script)
-    said = tuple(line.removeprefix("slipway: ") for line in ran.stdout.splitlines())
-    if ran.returncode == 0:
-        for line in said:
-            progress.note(f"{node.name}: {line}")
-        return said
-    if ran.returncode == SSH_ITSELF_FAILED and node.ssh:
-        raise _unreachable(node, ran)
-    shown = _last_lines(ran)
-    raise CheckFailed(
-        f"node {node.name}",
-        f"set-up stopped with exit code {ran.returncode}",
-        f"it said:\n{shown}\n",
-        "run it again after mending that; what was done stays done",
-    )
+    begin, end = (f"slipway-{point}-{secrets.token_hex(8)}" for point in ("began", "ended"))
+    said: list[str] = []
+    proved: set[str] = set()
+
+    def heard(is_stdout: bool, line: str) -> None:
+        if line in (begin, end):
+            proved.add(line)
+            return
+        line = line.removeprefix("slipway: ")
+        progress.note(f"{node.name}: {line}")
+        if is_stdout:
+            said.append(line)
+
+    sent = f"echo {begin}\n{script}\necho {end}\n"
+    reached_by = time.monotonic() + limits.reach_s
+    ran = conversation.hold(words, sent, heard, lambda last: last + limits.silence_s if begin in proved else reached_by)
+    ran.lines = deque((line for line in ran.lines if line not in proved), ran.lines.maxlen)
+    if ran.exit_code == 0 and {begin, end} <= proved:
+        return tuple(said[-conversation.MAX_LINES :])
+    raise (_stopped if begin in proved else _never_began)(node, ran, limits)
 
 
-def reach(node: Node, command: tuple[str, ...] = SSH) -> None:
+def reach(node: Node, command: tuple[str, ...] = SSH, limits: Limits = LIMITS) -> None:
     """Nothing when `node` answers over ssh; nothing is changed on it.
 
     Raises: NetworkFailure, UsageError without ssh.
     """
     if node.ssh is None:
         return
-    ran = _ran((*command, node.ssh, "true"), "")
-    if ran.returncode:
-        raise _unreachable(node, ran)
+    reached_by = time.monotonic() + limits.reach_s
+    ran = conversation.hold((*command, node.ssh, "true"), "", lambda _, __: None, lambda _: reached_by)
+    if ran.exit_code != 0:
+        raise _unreachable(node, ran, limits)
 
 
-def _ran(words: tuple[str, ...], script: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(words, input=script, capture_output=True, text=True, errors="replace", check=False)
-    except FileNotFoundError:
-        raise UsageError(
-            words[0], "is not installed", "hosts are reached through it", "install OpenSSH's client"
-        ) from None
+def _never_began(node: Node, ran: Ran, limits: Limits) -> SlipwayError:
+    if node.ssh and ran.exit_code in {None, SSH_ITSELF_FAILED}:
+        return _unreachable(node, ran, limits)
+    place, shown = f"node {node.name}", _last_lines(ran)
+    if ran.exit_code == 0:
+        why = f"a forced command or a login file that exits may stand in between; it said:\n{shown}\n"
+        remedy = f"make `ssh {node.ssh} id` print a user"
+        return NetworkFailure(place, "ran no script, though it answered; nothing was set up", why, remedy)
+    problem = "gave no answer" if ran.exit_code is None else f"stopped with exit code {ran.exit_code}"
+    why = f"nothing was changed; it said:\n{shown}\n"
+    return CheckFailed(
+        place, f"set-up did not begin: {problem}", why, "log in as root or allow sudo without a password"
+    )
 
 
-def _unreachable(node: Node, ran: subprocess.CompletedProcess[str]) -> NetworkFailure:
+def _stopped(node: Node, ran: Ran, limits: Limits) -> SlipwayError:
+    place, shown = f"node {node.name}", f"it said:\n{_last_lines(ran)}\n"
+    again = "run it again after mending that; what was done stays done"
+    if ran.exit_code is None:
+        return CheckFailed(place, f"set-up had begun and then said nothing for {limits.silence_s:.0f} s", shown, again)
+    if ran.exit_code == SSH_ITSELF_FAILED and node.ssh:
+        problem = "the connection was lost after the script had begun"
+        return NetworkFailure(place, problem, shown, "run it again; what was done stays done")
+    if ran.exit_code == 0:
+        return CheckFailed(place, "set-up ended before the script's last line", shown, again)
+    return CheckFailed(place, f"set-up stopped with exit code {ran.exit_code}", shown, again)
+
+
+def _unreachable(node: Node, ran: Ran, limits: Limits) -> NetworkFailure:
+    problem = f"cannot be reached (got {node.ssh})"
+    if ran.exit_code is None:
+        problem = f"cannot be reached: no answer in {limits.reach_s:.0f} s (got {node.ssh})"
     why, remedy = f"ssh said:\n{_last_lines(ran)}\n", f"make `ssh {node.ssh}` work without a question"
-    return NetworkFailure(f"node {node.name}", f"cannot be reached (got {node.ssh})", why, remedy)
+    return NetworkFailure(f"node {node.name}", problem, why, remedy)
 
 
-def _last_lines(ran: subprocess.CompletedProcess[str]) -> str:
-    return "\n".join(f"  {line}" for line in (ran.stdout + ran.stderr).splitlines()[-LAST_LINES:])
+def _last_lines(ran: Ran) -> str:
+    return "\n".join(f"  {line}" for line in list(ran.lines)[-LAST_LINES:]) or "  nothing"

@@ -14,12 +14,14 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
-from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
-from slipway.provision import failures, kinds
+from slipway.provision import failures, kinds, unanswered
 from slipway.provision.kinds import EC2, NAME_TAG, OWNER_TAG, STACK_TAG, Found
+
+ABSENT = re.compile(r"NoSuch.*|.*NotFound(Exception)?|InvalidPlacementGroup\.Unknown")
+"""The codes with which services say that a thing is not there. Only codes: the texts name anything, and botocore writes
+"Unknown" where AWS left the text out. Source: EC2, IAM, ECR and S3 API references, 2026-11."""
 
 GONE = ("terminated", "shutting-down", "deleted", "deleting", "cancelled", "expired")
 
@@ -28,11 +30,14 @@ CLIENT = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard",
 
 
 class Account:
-    """One AWS account in one region, reached with boto3's own settings (AWS_PROFILE, AWS_ENDPOINT_URL and so on)."""
+    """One AWS account in one region, reached with boto3's own settings (AWS_PROFILE, AWS_ENDPOINT_URL and so on).
+
+    Raises: AuthFailure, UsageError when those settings cannot be used; so do all of its methods.
+    """
 
     def __init__(self, region: str) -> None:
         self.region = region
-        self._session = boto3.Session(region_name=region)
+        self._session = self._said(lambda: boto3.Session(region_name=region))
         self._client = functools.cache(self._new_client)
 
     def identity(self) -> str:
@@ -74,7 +79,7 @@ class Account:
 
     def association(self, subnet: str, table: str) -> str | None:
         """The id of the association between a subnet and a route table, which AWS cannot tag."""
-        answer = self._said(lambda: self._client("ec2").describe_route_tables(RouteTableIds=[table]), absent="NotFound")
+        answer = self._said(lambda: self._client("ec2").describe_route_tables(RouteTableIds=[table]), absent=True)
         for found in (answer or {"RouteTables": []})["RouteTables"]:
             for link in found.get("Associations", []):
                 if link.get("SubnetId") == subnet:
@@ -86,32 +91,24 @@ class Account:
 
         Raises: CheckFailed, AuthFailure, NetworkFailure in AWS's words.
         """
-        self._said(lambda: _REMOVE[thing.type](self._client, thing), absent="NotFound|NoSuch|Unknown|does not exist")
+        answer = self._said(lambda: _REMOVE[thing.type](self._client, thing), absent=True)
+        # Calls for several things at once succeed as a whole and list what they refused.
+        for refused in answer.get("Unsuccessful", []) if isinstance(answer, dict) else []:
+            error = refused["Error"]
+            if not ABSENT.fullmatch(error["Code"]):
+                text = f"api error {error['Code']}: {error.get('Message', '')}"
+                raise failures.explain(f"AWS {thing.id}", [text], "its removal")
 
     def _new_client(self, service: str) -> Any:
         return self._session.client(service, config=CLIENT)
 
-    def _said(self, ask: Callable[[], Any], absent: str = "") -> Any:
+    def _said(self, ask: Callable[[], Any], absent: bool = False) -> Any:
         try:
             return ask()
-        except NoCredentialsError as error:
-            raise failures.explain("AWS", [f"Unable to locate credentials ({error})"], "asking AWS") from error
-        except NoRegionError as error:
-            raise AuthFailure("AWS", "no region", "", "set aws:region in the stack's file") from error
-        except ClientError as error:
-            if absent and any(word in str(error) for word in absent.split("|")):
+        except unanswered.RAISED as error:
+            if absent and isinstance(error, ClientError) and _says_absent(error):
                 return None
-            code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-            raise self._refused(f"api error {code}: {message}", error.operation_name) from error
-        except (BotoCoreError, ResponseParserError) as error:
-            remedy = "check the network and AWS_ENDPOINT_URL, then run the same command again"
-            raise NetworkFailure(
-                "AWS", f"did not answer ({' '.join(str(error).split())})", "nothing was changed by this call", remedy
-            ) from error
-
-    @staticmethod
-    def _refused(said: str, operation: str) -> SlipwayError:
-        return failures.explain(f"AWS {operation}", [said], operation)
+            raise unanswered.explain(error) from error
 
     def _ec2(self, stack: str) -> Iterator[Found]:
         names = self._ec2_names(stack)
@@ -153,7 +150,7 @@ class Account:
             return list(_LOOK[kind](self._client("ec2"), identity, name))
         except ClientError as error:
             # Tags outlive what they stood on by a while.
-            if re.search("NotFound|Unknown", error.response["Error"]["Code"]):
+            if _says_absent(error):
                 return []
             raise
 
@@ -190,9 +187,13 @@ class Account:
             return list(self._client("s3").get_bucket_tagging(Bucket=name)["TagSet"])
         except ClientError as error:
             # AccessDenied and redirects concern other people's buckets in the same account.
-            if error.response["Error"]["Code"] in {"NoSuchTagSet", "NoSuchBucket", "AccessDenied", "PermanentRedirect"}:
+            if unanswered.code(error) in {"NoSuchTagSet", "NoSuchBucket", "AccessDenied", "PermanentRedirect"}:
                 return []
             raise
+
+
+def _says_absent(error: ClientError) -> bool:
+    return bool(ABSENT.fullmatch(unanswered.code(error)))
 
 
 def _ours(tags: list[Mapping[str, str]], stack: str, kind: str, identity: str) -> Iterator[Found]:
@@ -302,12 +303,21 @@ def _remove_instance(client: Callable[[str], Any], thing: Found) -> None:
     ec2.get_waiter("instance_terminated").wait(InstanceIds=[thing.id])
 
 
+def _unless_gone(step: Callable[..., object], **named: str) -> None:
+    """Do one `step` on the way to a removal; what it undoes may be gone, and the thing itself still there."""
+    try:
+        step(**named)
+    except ClientError as error:
+        if not _says_absent(error):
+            raise
+
+
 def _remove_table(client: Callable[[str], Any], thing: Found) -> None:
     ec2 = client("ec2")
     for table in ec2.describe_route_tables(RouteTableIds=[thing.id])["RouteTables"]:
         for link in table.get("Associations", []):
             if not link.get("Main"):
-                ec2.disassociate_route_table(AssociationId=link["RouteTableAssociationId"])
+                _unless_gone(ec2.disassociate_route_table, AssociationId=link["RouteTableAssociationId"])
     ec2.delete_route_table(RouteTableId=thing.id)
 
 
@@ -315,23 +325,23 @@ def _remove_gateway(client: Callable[[str], Any], thing: Found) -> None:
     ec2 = client("ec2")
     for gateway in ec2.describe_internet_gateways(InternetGatewayIds=[thing.id])["InternetGateways"]:
         for link in gateway.get("Attachments", []):
-            ec2.detach_internet_gateway(InternetGatewayId=thing.id, VpcId=link["VpcId"])
+            _unless_gone(ec2.detach_internet_gateway, InternetGatewayId=thing.id, VpcId=link["VpcId"])
     ec2.delete_internet_gateway(InternetGatewayId=thing.id)
 
 
 def _remove_profile(client: Callable[[str], Any], thing: Found) -> None:
     iam = client("iam")
     for role in iam.get_instance_profile(InstanceProfileName=thing.id)["InstanceProfile"]["Roles"]:
-        iam.remove_role_from_instance_profile(InstanceProfileName=thing.id, RoleName=role["RoleName"])
+        _unless_gone(iam.remove_role_from_instance_profile, InstanceProfileName=thing.id, RoleName=role["RoleName"])
     iam.delete_instance_profile(InstanceProfileName=thing.id)
 
 
 def _remove_role(client: Callable[[str], Any], thing: Found) -> None:
     iam = client("iam")
     for policy in iam.list_attached_role_policies(RoleName=thing.id)["AttachedPolicies"]:
-        iam.detach_role_policy(RoleName=thing.id, PolicyArn=policy["PolicyArn"])
+        _unless_gone(iam.detach_role_policy, RoleName=thing.id, PolicyArn=policy["PolicyArn"])
     for name in iam.list_role_policies(RoleName=thing.id)["PolicyNames"]:
-        iam.delete_role_policy(RoleName=thing.id, PolicyName=name)
+        _unless_gone(iam.delete_role_policy, RoleName=thing.id, PolicyName=name)
     iam.delete_role(RoleName=thing.id)
 
 
