@@ -33,7 +33,7 @@ def down(_: Context, stack: str | None = None, yes: bool = False, json: bool = F
     help={
         "stack": STACK,
         "delete": "remove them, after a yes",
-        "strangers": "count in what another state of this name made, whose state is lost",
+        "strangers": "count in what another state of this name made, or all of it when the state here is empty",
         "yes": YES,
         "json": JSON,
     }

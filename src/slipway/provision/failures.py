@@ -31,6 +31,13 @@ NO_CAPACITY = "nothing is running that was not before; what was created is kept 
 AWS = (
     # Source: EC2 API reference, "Error codes for the Amazon EC2 API", 2026-11.
     Known(
+        r"InvalidSubnet\.Conflict|InvalidVpc\.Range|InvalidSubnet\.Range",
+        CheckFailed,
+        "a zone or network that changed cannot replace the old one while that stands",
+        "AWS keeps a subnet's zone and range for its life",
+        "set the old value back, or run `invoke down` and then `invoke up`",
+    ),
+    Known(
         "InsufficientInstanceCapacity|InsufficientCapacity|InsufficientHostCapacity",
         CheckFailed,
         "AWS has no such hosts free in the zone",
