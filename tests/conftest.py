@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,10 @@ hypothesis.settings.load_profile("slipway")
 
 # Two threads of one small matrix product wait for each other longer than they work; set before numpy is first loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and every process that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _KEPT = {"PATH", "LANG", "LC_ALL", "TERM", "TMPDIR", "CI", "VIRTUAL_ENV"}
 """Variables that a test may see from the outside; coverage's own are kept too, so that subprocesses are measured.

@@ -69,7 +69,8 @@ class Hub:
 def masked(text: str) -> str:
     """`text` as it may be shown, whoever has said it: without a token in use, in capitals or not, and without names and
     passwords in addresses."""
-    for token in tuple(_tokens):
+    # The longest first: one token may begin like another, and the rest of that one would be left.
+    for token in sorted(_tokens, key=len, reverse=True):
         text = re.sub(re.escape(token), "***", text, flags=re.IGNORECASE)
     return _USER_INFO.sub(r"\1***@", text)
 

@@ -264,6 +264,8 @@ def test_each_part_of_a_secret_that_lets_somebody_in_is_searched_for(
     "public", [b"https://deb.example.org/debian", b"trusted=yes", b"user", b"host/debian", b"12345"]
 )
 def test_what_a_secret_file_says_of_public_things_is_no_leak(make_image: Make, public: bytes) -> None:
-    secret = b"deb [trusted=yes] https://deb.example.org/debian trixie main\ndeb https://user:12345@host/debian x main\n"
+    secret = (
+        b"deb [trusted=yes] https://deb.example.org/debian trixie main\ndeb https://user:12345@host/debian x main\n"
+    )
     made = oci_archive.read(make_image([File("a", b"." * 9 + public + b"." * 9)]).path)
     assert image_gates.inspect(made, {"s": secret}).leaks == ()
