@@ -20,8 +20,10 @@ from tasks.checkout import ROOT, this_checkout
 )
 def test(context: Context, select: str | None = None, fast: bool = False, coverage: bool = False) -> None:
     """Run lint, type checks and the whole test suite; tests of a service that is not running here are skipped."""
-    # One worker a core; the tests of one file stay together, so that what they set up is set up once.
-    words = ["python", "-m", "pytest", "-n", "auto", "--dist", "loadfile", *(["-k", select] if select else [])]
+    # A worker more than cores, since many tests wait for a process; those of one file stay together, so that what they set
+    # up is set up once.
+    workers = str((os.cpu_count() or 1) + 1)
+    words = ["python", "-m", "pytest", "-n", workers, "--dist", "loadfile", *(["-k", select] if select else [])]
     if not fast and not select:
         lint(context)
     if coverage or (os.environ.get("CI") and not select):
