@@ -451,6 +451,38 @@ def test_a_nameless_staging_folder_is_litter_once_nobody_fetches_here(root: Path
     assert any(str(nameless) in text for text in progress.said)
 
 
+def test_a_nameless_staging_folder_written_while_it_is_looked_at_is_owned(root: Path) -> None:
+    nameless = root / ".store" / ".staging" / "nameless"
+    nameless.mkdir(parents=True)
+    soon_s = nameless.stat().st_mtime + 30  # as if the clock had been read before the folder was
+    os.utime(nameless, (soon_s, soon_s))
+    assert staging.is_owned(nameless)
+
+
+def test_what_others_remove_meanwhile_is_no_error(root: Path) -> None:
+    place = root / ".store" / ".staging"
+    names = ["a", "b", "c"]
+    for name in names:
+        (place / name / "parts").mkdir(parents=True)
+        os.utime(place / name, (1, 1))
+        os.utime(place / name / "parts", (1, 1))
+    (place / "d.tmp").write_text("")
+
+    class Rival(Noting):
+        def note(self, text: str) -> None:
+            super().note(text)
+            for path in place.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    progress = Rival()
+    staging.remove_litter(root, progress)
+    assert list(place.iterdir()) == []
+    assert len(progress.said) == 1, "what was gone already is said to be removed"
+    with pytest.raises(FileNotFoundError):
+        staging.is_owned(place / "b")
+    staging.remove_tree(place / "b")
+
+
 HOLDER = """
 import fcntl, sys
 held = open(sys.argv[1], "w")

@@ -98,8 +98,12 @@ def _parts(root: Path, older_s: float) -> Iterator[tuple[Path, str]]:
     for left in sorted(place.iterdir()) if place.is_dir() else ():
         if left.is_symlink() or not left.is_dir():
             continue
-        age_s = time.time() - staging.last_written_s(left)
-        if age_s >= older_s and not staging.is_owned(left):
+        try:
+            age_s = time.time() - staging.last_written_s(left)
+            owned = staging.is_owned(left)
+        except FileNotFoundError:
+            continue  # its owner has just finished
+        if age_s >= older_s and not owned:
             yield left, f"left by a fetch that was interrupted {age_s / 3600:.0f} h ago"
 
 
@@ -157,6 +161,8 @@ def _files(path: Path) -> Iterator[Path]:
 def _remove(root: Path, path: Path, progress: Progress) -> bool:
     store = root / ".store"
     if path.parent == store / ".staging":
+        if not path.is_dir():
+            return False  # a fetch was faster
         if staging.is_owned(path):
             progress.note(f"{path} is in use again; kept")
             return False

@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,21 +94,24 @@ def claim(root: Path, place: Place, names: Collection[str]) -> dict[str, list[Do
     found: dict[str, list[Donor]] = {}
     try:
         for other in sorted((root / ".store" / ".staging").glob("*/parts")):
-            left = Place(other.parent)
-            if left == place:
-                continue
-            owned, here = is_owned(left.folder), _owner_is_here(left.folder)
-            if owned and here:
-                continue  # a living process of this host: the lock, where it works, makes us wait for it
-            for part in _proved(left):
-                if part.name in names:
-                    digests = read_journal(part)
-                    path = part if owned or part.name in found else _take(part, place)
-                    if path:
-                        found.setdefault(part.name, []).append(Donor(path, digests))
+            if other.parent != place.folder:
+                with suppress(FileNotFoundError):  # its owner has just finished
+                    _claim(Place(other.parent), place, names, found)
     except OSError as error:
         raise from_os_error(error, place.folder, "taking over what an interrupted fetch left") from error
     return found
+
+
+def _claim(left: Place, place: Place, names: Collection[str], found: dict[str, list[Donor]]) -> None:
+    owned, here = is_owned(left.folder), _is_here(_owner(left.folder))
+    if owned and here:
+        return  # a living process of this host: the lock, where it works, makes us wait for it
+    for part in _proved(left):
+        if part.name in names:
+            digests = read_journal(part)
+            path = part if owned or part.name in found else _take(part, place)
+            if path:
+                found.setdefault(part.name, []).append(Donor(path, digests))
 
 
 def refuse_without_room(place: Place, wanted: Sequence[PinnedFile]) -> None:
@@ -162,13 +165,14 @@ def remove_litter(root: Path, progress: Progress) -> None:
     place = root / ".store" / ".staging"
     try:
         for left in sorted(place.iterdir()) if place.is_dir() else ():
-            if not left.is_dir() or left.is_symlink():
-                # A link, or a manifest, on its way to its place.
-                if time.time() - left.lstat().st_mtime > _SWAP_S:
-                    left.unlink()
-            elif not is_owned(left) and not (_proved(Place(left)) and time.time() - last_written_s(left) < _KEPT_S):
-                remove_tree(left)
-                progress.note(f"removed what an interrupted fetch left in {left}")
+            with suppress(FileNotFoundError):  # its owner has just finished, or another fetch was faster
+                if not left.is_dir() or left.is_symlink():
+                    # A link, or a manifest, on its way to its place.
+                    if time.time() - left.lstat().st_mtime > _SWAP_S:
+                        left.unlink()
+                elif not is_owned(left) and not (_proved(Place(left)) and time.time() - last_written_s(left) < _KEPT_S):
+                    remove_tree(left)
+                    progress.note(f"removed what an interrupted fetch left in {left}")
     except OSError as error:
         raise from_os_error(error, place, "removing what an interrupted fetch left") from error
 
@@ -195,15 +199,20 @@ def one_at_a_time(root: Path, repo: str, progress: Progress) -> Iterator[None]:
 
 
 def is_owned(place: Path) -> bool:
-    """Whether the fetch that made the staging folder `place` may still be running."""
+    """Whether the fetch that made the staging folder `place` may still be running.
+
+    Raises: FileNotFoundError where there is no such folder any more.
+    """
     owner = _owner(place)
     if not owner:
         # Killed before it could say who it is, or while it removed something. Whoever fetches on this host holds a lock.
-        if 0 <= time.time() - last_written_s(place) < _NAMING_S:
+        # Looked at first: what is written between this and the clock would otherwise come from the future.
+        written_s = last_written_s(place)
+        if abs(time.time() - written_s) < _NAMING_S:
             return True
         if not _others_fetch(place.parents[1]):
             return False
-    if not _owner_is_here(place):
+    if not _is_here(owner):
         # A process elsewhere cannot be looked up; its files can.
         return time.time() - last_written_s(place) < _ABANDONED_S
     if owner.get("boot") != _self()["boot"]:
@@ -213,7 +222,10 @@ def is_owned(place: Path) -> bool:
 
 
 def last_written_s(place: Path) -> float:
-    """When anything in `place` was last written to, in seconds since the epoch."""
+    """When anything in `place` was last written to, in seconds since the epoch.
+
+    Raises: FileNotFoundError where there is no such folder any more.
+    """
     newest = place.stat().st_mtime
     for parent, _, files in os.walk(place):
         for name in files:
@@ -228,9 +240,9 @@ def remove_tree(folder: Path) -> None:
     """Nothing; `folder` and all in it are gone, read-only folders included. A folder that is not there is no error."""
     if not folder.is_dir():
         return
-    for parent, _, _ in os.walk(folder):
-        os.chmod(parent, 0o700)  # noqa: PTH101 -- os.walk speaks text
     try:
+        for parent, _, _ in os.walk(folder):
+            os.chmod(parent, 0o700)  # noqa: PTH101 -- os.walk speaks text
         shutil.rmtree(folder)
     except FileNotFoundError:
         remove_tree(folder)  # another fetcher has just taken a part of it
@@ -276,9 +288,9 @@ def _take(part: Path, place: Place) -> Path | None:
     return mine
 
 
-def _owner_is_here(place: Path) -> bool:
-    """Whether the fetch that made `place` ran where its process could be seen from here."""
-    owner, me = _owner(place), _self()
+def _is_here(owner: dict[str, Any]) -> bool:
+    """Whether the fetch of this owner ran where its process could be seen from here."""
+    me = _self()
     return all(owner.get(key) == me[key] for key in ("host", "pid_namespace"))
 
 
