@@ -16,7 +16,7 @@ from slipway.checkpoints import records
 from slipway.checkpoints.fetch import fetch
 from slipway.checkpoints.hub import Hub as HubAddress
 from slipway.checkpoints.lock import CheckpointLock
-from slipway.checkpoints.records import ChunkDigests
+from slipway.checkpoints.pins import ChunkDigests
 from slipway.checkpoints.verify import verify
 from slipway.errors import DiskFailure, IntegrityMismatch, MissingFile
 from slipway.progress import silent

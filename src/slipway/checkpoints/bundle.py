@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 MODULES = (
-    "__init__", "durable", "errors", "checkpoints/__init__", "checkpoints/early", "checkpoints/fetch",
-    "checkpoints/findings", "checkpoints/gateway",
+    "__init__", "durable", "errors", "checkpoints/__init__", "checkpoints/digests", "checkpoints/early",
+    "checkpoints/fetch",    "checkpoints/findings", "checkpoints/gateway",
     "checkpoints/header_scan", "checkpoints/host_command", "checkpoints/host_job", "checkpoints/hub",
-    "checkpoints/io_choice", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock", "checkpoints/publish",
+    "checkpoints/io_choice", "checkpoints/mapped", "checkpoints/part", "checkpoints/pins", "checkpoints/plain_lock", "checkpoints/publish",
     "checkpoints/records", "checkpoints/reuse", "checkpoints/safetensors_header", "checkpoints/sources",
     "checkpoints/staging", "checkpoints/structure", "checkpoints/transfer", "checkpoints/transport",
     "checkpoints/verify",

@@ -32,10 +32,10 @@ from typing import IO, Protocol
 from slipway import documents
 from slipway.checkpoints import fetch, gateway
 from slipway.checkpoints import lock as locks
+from slipway.checkpoints.digests import digest_on_disk
 from slipway.checkpoints.hub import Hub
 from slipway.checkpoints.lock import CheckpointLock, LockedFile
 from slipway.checkpoints.pins import Hasher, digest_of, plain_bytes
-from slipway.checkpoints.verify import digest_on_disk
 from slipway.durable import remove_file, sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, SlipwayError, from_os_error
 from slipway.progress import Progress, silent

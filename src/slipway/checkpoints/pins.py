@@ -104,6 +104,32 @@ class Hasher:
         return f"{self._kind}:{self._state.hexdigest()}"
 
 
+class ChunkDigests:
+    """Feed it the bytes of a file in order; `digests` then has the SHA-256 of every chunk, the last one perhaps shorter."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._left = chunk_bytes
+        self._state = hashlib.sha256()
+        self._done: list[str] = []
+
+    def update(self, piece: memoryview) -> None:
+        """Take the next bytes."""
+        while piece:
+            part = piece[: self._left]
+            self._state.update(part)
+            self._left -= len(part)
+            piece = piece[len(part) :]
+            if not self._left:
+                self._done.append(self._state.hexdigest())
+                self._state, self._left = hashlib.sha256(), self._chunk_bytes
+
+    @property
+    def digests(self) -> list[str]:
+        whole = self._left == self._chunk_bytes and self._done
+        return self._done if whole else [*self._done, self._state.hexdigest()]
+
+
 def plain_bytes(path: Path) -> bytes:
     """The bytes of a small file that others may have put there: a pipe does not block, a link is not followed.
 

@@ -11,7 +11,6 @@ are bound to the locked digest of their file: a record of other bytes is not use
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -31,32 +30,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 << 20
 
 _PROVED, _CHUNKS = "slipway/checkpoint-proved/v1", "slipway/checkpoint-chunks/v1"
-
-
-class ChunkDigests:
-    """Feed it the bytes of a file in order; `digests` then has the SHA-256 of every chunk, the last one perhaps shorter."""
-
-    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._chunk_bytes = chunk_bytes
-        self._left = chunk_bytes
-        self._state = hashlib.sha256()
-        self._done: list[str] = []
-
-    def update(self, piece: memoryview) -> None:
-        """Take the next bytes."""
-        while piece:
-            part = piece[: self._left]
-            self._state.update(part)
-            self._left -= len(part)
-            piece = piece[len(part) :]
-            if not self._left:
-                self._done.append(self._state.hexdigest())
-                self._state, self._left = hashlib.sha256(), self._chunk_bytes
-
-    @property
-    def digests(self) -> list[str]:
-        whole = self._left == self._chunk_bytes and self._done
-        return self._done if whole else [*self._done, self._state.hexdigest()]
 
 
 def place_of(folder: Path, kind: str) -> Path | None:

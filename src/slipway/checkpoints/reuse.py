@@ -6,16 +6,14 @@ import fcntl
 import os
 import shutil
 import stat
-import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.checkpoints import publish, staging
+from slipway.checkpoints.digests import OnDisk, digest_on_disk, digests_on_disk
 from slipway.checkpoints.pins import MANIFEST, digest_of
-from slipway.checkpoints.verify import digest_on_disk
 from slipway.errors import DiskFailure, SlipwayError
 
 if TYPE_CHECKING:
@@ -47,21 +45,14 @@ class Held:
 def proved(held: Mapping[str, Held], files: Sequence[PinnedFile], workers: int, progress: Progress) -> dict[str, Held]:
     """Those of `held` (by the path of one of `files`) whose every byte was hashed now and is right."""
     here = [file for file in files if file.path in held]
-    counted = threading.Lock()
-    with progress.track("hashing what is on this disk", sum(file.size_bytes for file in here)) as advance:
-
-        def count(amount: int) -> None:
-            with counted:
-                advance(amount)
-
-        def one(file: PinnedFile) -> os.stat_result | None:
-            path = held[file.path].path
-            before = _status(path)
-            right = digest_on_disk(path, file, count) == digest_of(file)
-            return before if right and _same(before, _status(path)) else None
-
-        with ThreadPoolExecutor(max(workers, 1)) as pool:
-            statuses = list(pool.map(one, here))
+    paths = [held[file.path].path for file in here]
+    before = [_status(path) for path in paths]
+    wanted = [OnDisk(path, file) for path, file in zip(paths, here)]  # noqa: B905 -- 3.8
+    digests = digests_on_disk(wanted, workers, progress, "hashing what is on this disk")
+    statuses = [
+        status if digest.digest == digest_of(one.file) and _same(status, _status(one.path)) else None
+        for status, one, digest in zip(before, wanted, digests)  # noqa: B905 -- 3.8
+    ]
     found = {file.path: status for file, status in zip(here, statuses) if status}  # noqa: B905 -- 3.8
     return {path: replace(held[path], status=status) for path, status in found.items()}
 

@@ -6,21 +6,19 @@ import hashlib
 import os
 import random
 import stat
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from slipway.checkpoints import publish, records, structure
+from slipway.checkpoints.digests import UNREADABLE, Found, OnDisk, digest_on_disk, digests_on_disk
 from slipway.checkpoints.findings import Finding, refuse
-from slipway.checkpoints.pins import MANIFEST, Hasher, Pins, Progress, digest_of, refuse_unsafe, silent
-from slipway.checkpoints.records import CHUNK_BYTES, ChunkDigests, chunk_count
+from slipway.checkpoints.pins import MANIFEST, Pins, Progress, digest_of, refuse_unsafe, silent
+from slipway.checkpoints.records import CHUNK_BYTES, chunk_count
 from slipway.errors import DiskFailure, MissingFile, SlipwayError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from slipway.checkpoints.pins import PinnedFile
@@ -73,11 +71,14 @@ def verify(  # noqa: PLR0913 -- each is one flag of the command
         raise MissingFile(folder, "no such folder", "a fetched checkpoint is verified here", "fetch it: fetch-models")
     findings = _by_stat(lock, folder, touched=level != "full")
     wrong = {finding.path for finding in findings}
-    chunks: dict[str, ChunkDigests] = {}
+    chunks: dict[str, Sequence[str]] = {}
     if level == "full":
         present = [file for file in lock.files if file.path not in wrong]
-        chunks = _chunks_wanted(lock, folder, chunk_bytes)
-        wrong_bytes = _by_digest(folder, present, workers, progress, chunks)
+        unknown = _chunks_unknown(lock, folder, chunk_bytes)
+        wanted = [OnDisk(folder / file.path, file, chunk_bytes if file.path in unknown else 0) for file in present]
+        found = digests_on_disk(wanted, workers, progress, f"hashing {folder}")
+        chunks = {one.file.path: known.chunks for one, known in zip(wanted, found) if one.chunk_bytes}  # noqa: B905 -- 3.8
+        wrong_bytes = _by_digest(present, found)
         _withdraw(folder, wrong_bytes, progress)
         findings += wrong_bytes
     refuse(folder, findings)
@@ -86,56 +87,8 @@ def verify(  # noqa: PLR0913 -- each is one flag of the command
     size = sum(file.size_bytes for file in lock.files)
     if level == "sample":
         size = _sample(lock, folder, progress, sampled_chunks, chunk_bytes)
-    _remember(lock, folder, level, progress, {path: found.digests for path, found in chunks.items()}, chunk_bytes)
+    _remember(lock, folder, level, progress, chunks, chunk_bytes)
     return Verification(level, len(lock.files), size, time.monotonic() - began_s)
-
-
-def digest_on_disk(
-    path: Path, file: PinnedFile, advance: Callable[[int], None] | None = None, chunks: ChunkDigests | None = None
-) -> str:
-    """The digest of the bytes at `path`, comparable with that of `file`; a text that equals none when it cannot be read."""
-    hasher = Hasher(file)
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    try:
-        # A pipe put in the file's place must not block the check.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb", buffering=0) as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return "not a regular file"
-            while True:
-                count = stream.readinto(buffer)
-                if not count:
-                    return hasher.digest
-                hasher.update(buffer[:count])
-                if chunks is not None:
-                    chunks.update(buffer[:count])
-                if advance:
-                    advance(count)
-    except OSError as error:
-        return f"{_UNREADABLE}{error.strerror}"
-
-
-_UNREADABLE = "cannot be read: "
-
-
-def digests_on_disk(
-    folder: Path,
-    files: Sequence[PinnedFile],
-    workers: int,
-    progress: Progress,
-    chunks: Mapping[str, ChunkDigests] = MappingProxyType({}),
-) -> list[str]:
-    """The digest of each of `files` as it lies in `folder`, in their order, `workers` files at a time; `chunks` see the bytes too."""
-    counted = threading.Lock()
-    with progress.track(f"hashing {folder}", sum(file.size_bytes for file in files)) as advance:
-
-        def count(amount: int) -> None:
-            with counted:
-                advance(amount)
-
-        with ThreadPoolExecutor(max(workers, 1)) as pool:
-            one = lambda file: digest_on_disk(folder / file.path, file, count, chunks.get(file.path))  # noqa: E731
-            return list(pool.map(one, files))
 
 
 def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
@@ -192,26 +145,22 @@ def _withdraw(folder: Path, findings: Sequence[Finding], progress: Progress) -> 
         progress.note(f"that files in {folder} are wrong is not recorded: {error}")
 
 
-def _by_digest(
-    folder: Path, files: Sequence[PinnedFile], workers: int, progress: Progress, chunks: Mapping[str, ChunkDigests]
-) -> list[Finding]:
+def _by_digest(files: Sequence[PinnedFile], found: Sequence[Found]) -> list[Finding]:
     findings = []
-    digests = digests_on_disk(folder, files, workers, progress, chunks)
-    for file, digest in zip(files, digests):  # noqa: B905 -- strict is newer than some hosts' Python
-        if digest.startswith(_UNREADABLE):
+    for file, digest in zip(files, (one.digest for one in found)):  # noqa: B905 -- strict is newer than some hosts' Python
+        if digest.startswith(UNREADABLE):
             findings.append(Finding(file.path, digest, "disk"))
         elif digest != digest_of(file):
             findings.append(Finding(file.path, f"expected {digest_of(file)}, got {digest}"))
     return findings
 
 
-def _chunks_wanted(lock: Pins, folder: Path, chunk_bytes: int) -> dict[str, ChunkDigests]:
-    """One hasher of chunks for each file that has several and whose chunks are not known yet; none outside of a store."""
+def _chunks_unknown(lock: Pins, folder: Path, chunk_bytes: int) -> frozenset[str]:
+    """The files that have several chunks whose digests are not recorded yet; none outside of a store."""
     if records.place_of(folder, "chunks") is None:
-        return {}
+        return frozenset()
     known = records.read_chunks(lock, folder, chunk_bytes)
-    several = [file.path for file in lock.files if chunk_count(file, chunk_bytes) > 1]
-    return {path: ChunkDigests(chunk_bytes) for path in several if path not in known}
+    return frozenset(file.path for file in lock.files if chunk_count(file, chunk_bytes) > 1 and file.path not in known)
 
 
 def _sample(lock: Pins, folder: Path, progress: Progress, count: int, chunk_bytes: int) -> int:
@@ -243,7 +192,7 @@ def _sample(lock: Pins, folder: Path, progress: Progress, count: int, chunk_byte
                 wanted, got = digest_of(file), digest_on_disk(folder / file.path, file)
             if got != wanted:
                 what = f"bytes {start} to {start + size}: expected {wanted}, got {got}"
-                findings.append(Finding(file.path, what, "disk" if got.startswith(_UNREADABLE) else "mismatch"))
+                findings.append(Finding(file.path, what, "disk" if got.startswith(UNREADABLE) else "mismatch"))
             read += size
             advance(1)
     _withdraw(folder, findings, progress)
@@ -265,7 +214,7 @@ def _chunk_on_disk(path: Path, start: int, size: int) -> str:
         finally:
             os.close(descriptor)
     except OSError as error:
-        return f"{_UNREADABLE}{error.strerror}"
+        return f"{UNREADABLE}{error.strerror}"
     return f"sha256:{state.hexdigest()}"
 
 
