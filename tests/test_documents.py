@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
 from slipway import documents
 from slipway.documents import Document
+from slipway.documents.writer import write_text
 from slipway.errors import DocumentError, MissingFile, SlipwayError
 
 
@@ -202,3 +204,46 @@ def test_every_mapping_is_read_or_refused_with_a_line_that_exists(values: dict[s
         documents.parse(text, Whole, "x.yaml")
     except DocumentError as error:
         assert all(1 <= problem.line <= max(len(values), 1) for problem in error.problems)
+
+
+class Anything(Document):
+    value: Any
+
+
+WORDS = ("0b1f", "0o17", "0x1f", "1e5", "0badcf09", "12:30", "1_000", "017", "on", "Y", "True", "null", "~", "<<", "=", ".inf",
+         "2026-12-01", "- a", "a: b", "#", "'", '"', "&a", "*a", "!t", "%", "@", " a ", "x" * 300, "a b " * 60)  # fmt: skip
+TEXTS = st.one_of(
+    st.sampled_from(WORDS),
+    st.from_regex(r"0[box][0-9a-f]{1,62}", fullmatch=True),
+    st.from_regex(r"[0-9a-f]{1,64}", fullmatch=True),
+    st.from_regex(r"[-+0-9.eE:_]{1,20}", fullmatch=True),
+    st.text().filter(lambda text: text.isprintable()),
+)
+VALUES = st.recursive(
+    st.one_of(
+        TEXTS,
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**17), 10**17),
+        st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_again_as_it_was(value: object) -> None:
+    text = write_text({"value": value})
+    assert documents.parse(text, Anything, "x.yaml").value == value
+    assert yaml.safe_load(text) == {"value": value}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_that_readers_disagree_on_are_quoted(word: str) -> None:
+    assert documents.parse(write_text({"value": word}), Anything, "x.yaml").value == word
+
+
+def test_one_object_in_two_places_is_written_twice() -> None:
+    inner = ["x"]
+    assert "&" not in write_text({"a": inner, "b": inner})

@@ -16,6 +16,7 @@ import yaml
 from slipway import documents, inventory
 from slipway.cloud.settings import StackConfig
 from slipway.documents import Document
+from slipway.documents.writer import write_text
 from slipway.errors import DiskFailure, DocumentError, MissingFile, Problem, UsageError, from_os_error
 from slipway.inventory import Inventory
 from slipway.progress import Progress
@@ -243,7 +244,7 @@ def save_inventory(checkout: Checkout, stack: Stack) -> Path:
     if by_hand.is_file():
         return by_hand  # a copy would be used silently when the file is renamed later
     path = checkout.state / "inventory" / f"{stack.name}.yaml"
-    text = yaml.safe_dump(stack.inventory.as_json(), sort_keys=False)
+    text = write_text(stack.inventory.as_json())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")

@@ -133,6 +133,12 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 
 
+def is_read_as_text(text: str) -> bool:
+    """Whether `text`, without quotes, is read as itself."""
+    number = _INTEGER.fullmatch(text) or _DECIMAL.fullmatch(text)
+    return not (text in {"", "~", "null", "true", "false"} or number or _silent_conversion(text))
+
+
 def _silent_conversion(text: str) -> str:
     """Why the plain scalar `text` is refused: what YAML readers would silently make of it; empty when it is harmless."""
     if text.lower() in {"on", "off", "yes", "no", "y", "n"}:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field
 
 from slipway import documents
 from slipway.documents import Document, Matching, digest
+from slipway.documents.writer import write_text
 from slipway.durable import write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, from_os_error
 from slipway.images import turns
@@ -238,4 +238,4 @@ def add_result(place: Path, made_of: ImageLock, result: Result, held: Path) -> I
 def text(lock: ImageLock) -> str:
     """The lock as its file has it: equal locks give equal bytes."""
     document = {**lock.as_json(), "sealed": lock.inputs_digest}
-    return _HEADER + yaml.safe_dump(document, sort_keys=True, width=120, allow_unicode=True)
+    return _HEADER + write_text(document, sort_keys=True)
