@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,8 +18,9 @@ import pytest
 
 from slipway.checkpoints import bundle, digests, mapped
 from slipway.checkpoints.digests import Found, OnDisk, digests_on_disk
-from slipway.checkpoints.pins import silent
+from slipway.checkpoints.pins import plain_bytes, silent
 from slipway.checkpoints.plain_lock import PlainFile
+from slipway.errors import DiskFailure
 
 MIB = 1 << 20
 SIZE = 160 * MIB + 12345
@@ -86,14 +88,29 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 def test_mapped_files_have_the_digests_of_their_bytes(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
     files = [make(tmp_path / f"{number}", number) for number in range(3)]
-    wanted = [OnDisk(tmp_path / file.path, file, CHUNK) for file in files]
     seen = Watched()
-    found = digests_on_disk(wanted, 2, seen, "hashing")
-    expected = [Found(f"sha256:{file.sha256}", chunk_digests(tmp_path / file.path)) for file in files]
-    assert found == expected
+    found = digests_on_disk([OnDisk(tmp_path / file.path, file) for file in files], 2, seen, "hashing")
+    assert found == [Found(f"sha256:{file.sha256}") for file in files]
     assert seen.counted == seen.total == 3 * SIZE
     assert 1 <= len(started) <= 2
-    assert [process.returncode for process in started] != [None] * len(started)
+    assert all(process.returncode is not None for process in started)
+
+
+def test_names_that_are_no_text_are_mapped(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    path = tmp_path / os.fsdecode(b"m\xfc\n\xf0")
+    file = make(path)
+    assert digests_on_disk([OnDisk(path, file)], 1, silent, "")[0].digest == f"sha256:{file.sha256}"
+    assert len(started) == 1
+    assert started[0].returncode is not None
+
+
+def test_chunks_are_hashed_of_the_same_copy_as_the_file(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    file = make(tmp_path / "file")
+    seen = Watched()
+    found = digests_on_disk([OnDisk(tmp_path / "file", file, CHUNK)], 2, seen, "hashing")
+    assert found == [Found(f"sha256:{file.sha256}", chunk_digests(tmp_path / "file"))]
+    assert seen.counted == SIZE
+    assert not started, "mapped pages may change between the two digests"
 
 
 def test_git_digests_and_small_files_come_out_too(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
@@ -115,9 +132,13 @@ from slipway.checkpoints import mapped
 class Cut(mmap.mmap):
     def __new__(cls, descriptor, *rest, **options):
         pages = super().__new__(cls, descriptor, *rest, **options)
-        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == "cut":
-            os.truncate(f"/proc/self/fd/{descriptor}", 100)
+        pages.path = f"/proc/self/fd/{descriptor}"
         return pages
+
+    def madvise(self, *advice):
+        super().madvise(*advice)
+        if os.path.basename(os.readlink(self.path)) == "cut":
+            os.truncate(self.path, 100)
 
 mapped.mmap.mmap = Cut
 mapped.main()
@@ -131,8 +152,7 @@ def test_a_file_cut_short_while_it_is_mapped_is_a_wrong_file(
     cut, right = make(tmp_path / "cut", 1), make(tmp_path / "right", 2)
     wanted = [OnDisk(tmp_path / file.path, file) for file in (cut, right)]
     found = digests_on_disk(wanted, 1, silent, "")
-    hundred = hashlib.sha256((tmp_path / "cut").read_bytes()).hexdigest()
-    assert [one.digest for one in found] == [f"sha256:{hundred}", f"sha256:{right.sha256}"]
+    assert [one.digest for one in found] == ["was changed or replaced while it was hashed", f"sha256:{right.sha256}"]
     assert started[0].returncode == -signal.SIGBUS
     assert len(started) == 2, "the next file was not mapped again"
 
@@ -143,12 +163,14 @@ def test_a_helper_that_is_killed_costs_time_only(
 ) -> None:
     file = make(tmp_path / "file")
     seen = Watched(lambda: started[0].send_signal(number))
-    (found,) = digests_on_disk([OnDisk(tmp_path / "file", file, CHUNK)], 1, seen, "")
-    assert found == Found(f"sha256:{file.sha256}", chunk_digests(tmp_path / "file"))
+    (found,) = digests_on_disk([OnDisk(tmp_path / "file", file)], 1, seen, "")
+    assert found == Found(f"sha256:{file.sha256}")
     assert seen.counted == SIZE, "bytes were counted twice or not at all"
 
 
-@pytest.mark.parametrize("program", ["import sys; sys.exit(1)", "print('nonsense')", "print('[]')", "print('[1'"])
+@pytest.mark.parametrize(
+    "program", ["import sys; sys.exit(1)", "print('nonsense')", "print('[]')", "print('[1')", "print(1.5)"]
+)
 def test_a_helper_that_does_not_work_is_not_asked_for_more(
     tmp_path: Path, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
@@ -204,10 +226,109 @@ def test_ctrl_c_waits_for_no_shard(tmp_path: Path, started: list[subprocess.Pope
 def test_the_zipapp_has_the_helper(tmp_path: Path) -> None:
     bundle.write(tmp_path / "fetch.pyz")
     file = make(tmp_path / "file")
-    asked = json.dumps([str(tmp_path / "file"), SIZE, file.sha256, None, 0])
+    asked = json.dumps([os.fsencode(tmp_path / "file").hex(), SIZE, file.sha256, None])
     command = [sys.executable, "-I", "-S", "-c", digests._PROGRAM, str(tmp_path / "fetch.pyz")]
     said = subprocess.run(command, input=asked + "\n", capture_output=True, text=True, check=True)
     *counts, last = (json.loads(line) for line in said.stdout.splitlines())
     assert sum(counts) == SIZE
     assert max(counts) <= mapped.WINDOW_BYTES
-    assert last == [f"sha256:{file.sha256}"]
+    assert last == f"sha256:{file.sha256}"
+
+
+def test_progress_that_cannot_be_written_is_no_verdict(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    files = [make(tmp_path / f"{number}", number) for number in range(3)]
+
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    for chunk_bytes in (0, CHUNK):
+        with pytest.raises(BrokenPipeError):
+            digests_on_disk([OnDisk(tmp_path / file.path, file, chunk_bytes) for file in files], 2, Watched(fail), "")
+    assert all(process.returncode is not None for process in started)
+
+
+@pytest.mark.parametrize("how", ["append", "replace", "fifo", "touch"])
+def test_a_file_that_changes_while_it_is_hashed_has_no_digest(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "file"
+    file = make(path)
+
+    def change() -> None:
+        if how == "append":
+            with path.open("ab") as stream:
+                stream.write(b"x")
+        elif how == "touch":
+            os.utime(path, (1, 1))
+        else:
+            path.unlink()
+            os.mkfifo(path) if how == "fifo" else make(path, 1)
+
+    for chunk_bytes in (0, CHUNK):
+        (found,) = digests_on_disk([OnDisk(path, file, chunk_bytes)], 1, Watched(change), "")
+        assert found.digest == "was changed or replaced while it was hashed"
+        path.unlink()
+        make(path)
+
+
+def test_a_hard_link_more_changes_nothing(tmp_path: Path) -> None:
+    file = make(tmp_path / "file")
+    seen = Watched(lambda: os.link(tmp_path / "file", tmp_path / "twin"))
+    assert digests_on_disk([OnDisk(tmp_path / "file", file)], 1, seen, "")[0].digest == f"sha256:{file.sha256}"
+
+
+def test_too_many_open_files_is_not_the_file_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    file = PlainFile("file", 1, sha256=hashlib.sha256(b"x").hexdigest())
+
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", no_more)
+    with pytest.raises(DiskFailure, match=r"too many files are open; .*ulimit -n.*; .*--workers"):
+        digests_on_disk([OnDisk(tmp_path / "file", file)], 1, silent, "")
+
+
+def test_what_stands_in_a_file_s_place_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        (found,) = digests_on_disk(
+            [OnDisk(tmp_path / "folder", PlainFile("folder", 1, sha256="0" * 64))], 1, silent, ""
+        )
+        assert found.digest == "not a regular file"
+        with pytest.raises(OSError, match="not a regular file"):
+            plain_bytes(tmp_path / "folder")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted, which needs root")
+def test_a_disk_that_fails_is_said_at_once(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    image, place = tmp_path / "image", tmp_path / "mounted"
+    with image.open("wb") as stream:
+        stream.truncate(300 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0", image], check=True)
+    place.mkdir()
+    if subprocess.run(["mount", "-o", "loop", image, place], check=False).returncode:
+        pytest.skip("file system images cannot be mounted here")
+    try:
+        file = make(place / "file")
+        with (place / "file").open("r+b") as stream:  # not sparse: every block lies on the device
+            for start in range(0, SIZE, MIB):
+                stream.seek(start)
+                stream.write(os.urandom(4096) * (MIB // 4096))
+    finally:
+        subprocess.run(["umount", place], check=True)
+    subprocess.run(["mount", "-o", "loop,ro", image, place], check=True)
+    try:
+        os.truncate(image, 120 * MIB)
+        (found,) = digests_on_disk(
+            [OnDisk(place / "file", PlainFile("file", file_size(place), sha256="0" * 64))], 1, silent, ""
+        )
+        assert found.digest == "cannot be read: Input/output error"
+        assert len(started) == 1
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert file.size_bytes == SIZE
+
+
+def file_size(place: Path) -> int:
+    return (place / "file").stat().st_size

@@ -115,6 +115,18 @@ def test_a_flipped_bit_in_a_sampled_chunk_is_found_and_placed(lock: CheckpointLo
         verify(lock, folder, level="sample", chunk_bytes=CHUNK, sampled_chunks=999)
 
 
+def test_a_wrong_record_of_a_right_file_is_made_anew(lock: CheckpointLock, folder: Path) -> None:
+    verify(lock, folder, level="full", chunk_bytes=CHUNK)
+    right = records.read_chunks(lock, folder, CHUNK)
+    records.write_chunks(lock, folder, {SHARD: ["0" * 64, *right[SHARD][1:]]}, CHUNK)
+    with pytest.raises(IntegrityMismatch, match=f"{SHARD}: bytes 0 to "):
+        verify(lock, folder, level="sample", chunk_bytes=CHUNK, sampled_chunks=999)
+    fetch(lock, folder.parent, hub=HubAddress("http://127.0.0.1:9"))  # hashes what is in doubt, and asks nobody
+    verify(lock, folder, level="full", chunk_bytes=CHUNK)
+    assert records.read_chunks(lock, folder, CHUNK) == right
+    assert verify(lock, folder, level="sample", chunk_bytes=CHUNK, sampled_chunks=999).files == 8
+
+
 def test_a_flipped_bit_in_a_file_of_one_chunk_is_found_without_a_record(lock: CheckpointLock, folder: Path) -> None:
     damage(folder / SHARD, -1)
     with pytest.raises(IntegrityMismatch, match=SHARD):

@@ -196,3 +196,22 @@ def test_an_unknown_level_and_a_folder_that_is_not_there_are_refused(lock: Check
         verify(lock, tmp_path, level="deep")
     with pytest.raises(MissingFile, match="fetch-models"):
         verify(lock, tmp_path / "none")
+
+
+def test_a_folder_of_something_else_is_not_scolded_file_by_file(lock: CheckpointLock, tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"letter{number}.txt").write_text("dear")
+    with pytest.raises(MissingFile) as refused:
+        verify(lock, tmp_path)
+    assert "holds none of them" in str(refused.value)
+    assert "--dir" in str(refused.value)
+    assert "letter" not in str(refused.value)
+
+
+def test_many_strangers_are_counted(lock: CheckpointLock, folder: Path) -> None:
+    for number in range(100):
+        (folder / f"letter{number:03}.txt").write_text("dear")
+    with pytest.raises(IntegrityMismatch) as refused:
+        verify(lock, folder)
+    assert str(refused.value).count("is not in the lock") == 20
+    assert "holds 80 more files that are not in the lock" in str(refused.value)

@@ -97,6 +97,17 @@ def test_it_is_found_through_a_link_and_from_any_folder(made: Copy, tmp_path: Pa
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_nothing_is_imported_from_the_folder_it_is_called_in(
+    made: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json.py", "invoke.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    ran = made.run("--version", PYTHONHOME="/nowhere")
+    assert ran.returncode == 0, ran.stderr
+    assert "hijacked" not in ran.stdout + ran.stderr
+
+
 def test_a_wrong_hash_is_refused_and_a_mended_lock_is_installed(made: Copy) -> None:
     lock = made.root / "requirements.lock"
     good = lock.read_text()

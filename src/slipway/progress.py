@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, Protocol, runtime_checkable
 
 from rich.console import Console, RenderableType
@@ -113,8 +113,8 @@ class Lines:
         self._lock = threading.Lock()
 
     def note(self, text: str) -> None:
-        """Print one line."""
-        with self._lock:
+        """Print one line. Where nobody reads any more, or the log's disk is full, the work goes on."""
+        with self._lock, suppress(OSError):
             print(text, file=self._stream, flush=True)
 
     @contextmanager

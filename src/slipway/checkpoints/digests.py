@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
 import re
+import resource
 import stat
 import subprocess
 import sys
@@ -18,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.checkpoints.pins import ChunkDigests, Hasher
+from slipway.errors import DiskFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from slipway.checkpoints.pins import PinnedFile, Progress
 
@@ -47,7 +50,10 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class Found:
-    """The digest of a file, or a text that equals none; and that of each chunk where it was wanted."""
+    """The digest of a file, or a text that equals none; and that of each chunk where it was wanted.
+
+    A file that was written to, or replaced, while it was hashed has no digest.
+    """
 
     digest: str
     chunks: tuple[str, ...] = ()
@@ -61,7 +67,8 @@ def digest_on_disk(path: Path, file: PinnedFile) -> str:
 def digests_on_disk(wanted: Sequence[OnDisk], workers: int, progress: Progress, label: str) -> list[Found]:
     """What each of `wanted` has, in their order, `workers` at a time."""
     counted, stopping = threading.Lock(), threading.Event()
-    helpers = [_Helper(stopping) for _ in range(max(workers, 1))]
+    # More processes than cores hash nothing faster; other workers read, which on a slow disk still helps.
+    helpers = [_Helper(stopping, maps=number < (os.cpu_count() or 1)) for number in range(max(workers, 1))]
     idle: queue.SimpleQueue[_Helper] = queue.SimpleQueue()
     for helper in helpers:
         idle.put(helper)
@@ -76,7 +83,9 @@ def digests_on_disk(wanted: Sequence[OnDisk], workers: int, progress: Progress, 
         def one(wish: OnDisk) -> Found:
             helper = idle.get()
             try:
-                return helper.found(wish, count)
+                before = _state(wish.path)
+                found = helper.found(wish, count)
+                return found if _state(wish.path) == before else Found("was changed or replaced while it was hashed")
             finally:
                 idle.put(helper)
 
@@ -101,15 +110,15 @@ class _Stopped(Exception):
 class _Helper:
     """Hashes one file after another: mapped by a process where that pays, read here where not, or where the process fails."""
 
-    def __init__(self, stopping: threading.Event) -> None:
+    def __init__(self, stopping: threading.Event, *, maps: bool) -> None:
         self._stopping = stopping
         self._process: subprocess.Popen[bytes] | None = None
-        self._works = bool(sys.executable)
+        self._works = maps and bool(sys.executable)
 
     def found(self, wish: OnDisk, count: Callable[[int], None]) -> Found:
         """What the file has; `count` is told of every byte once.
 
-        Raises: _Stopped.
+        Raises: _Stopped, DiskFailure, and whatever `count` raises.
         """
         told = 0
 
@@ -118,12 +127,14 @@ class _Helper:
             told += amount
             count(amount)
 
-        if self._works and wish.file.size_bytes >= _MAPPED_BYTES and _is_mapped_well(wish.path):
-            found = self._mapped(wish, once)
+        large = wish.file.size_bytes >= _MAPPED_BYTES
+        # Pages that another process writes may be others when they are hashed a second time, so chunks take a copy.
+        if self._works and large and not wish.chunk_bytes and _is_mapped_well(wish.path):
+            digest = self._mapped(wish, once)
             if self._stopping.is_set():
                 raise _Stopped
-            if found:
-                return found
+            if digest:
+                return Found(digest)
         return _read(wish, _beyond(told, count))
 
     def kill(self) -> None:
@@ -138,8 +149,22 @@ class _Helper:
             _ended(self._process)
             self._process = None
 
-    def _mapped(self, wish: OnDisk, count: Callable[[int], None]) -> Found | None:
-        """None where the process has no answer; reading the file says why."""
+    def _mapped(self, wish: OnDisk, count: Callable[[int], None]) -> str:
+        """The digest; empty where the process has no answer, and reading the file says why."""
+        digest = None
+        try:
+            for said in self._answers(wish):
+                if isinstance(said, str):
+                    digest = said
+                    break
+                count(said)
+        finally:
+            if digest is None:
+                self._drop()
+        return digest or ""
+
+    def _answers(self, wish: OnDisk) -> Iterator[int | str]:
+        """What the process says: how many bytes more it has hashed, again and again, and the digest; nothing more when it fails."""
         file = wish.file
         try:
             process = self._process = self._process or _start()
@@ -147,20 +172,27 @@ class _Helper:
                 # Begun while the others were being killed.
                 process.kill()
             assert process.stdin and process.stdout
-            asked = [str(wish.path), file.size_bytes, file.sha256, file.git_sha1, wish.chunk_bytes]
+            asked = [os.fsencode(wish.path).hex(), file.size_bytes, file.sha256, file.git_sha1]
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             process.stdin.flush()
-            for line in process.stdout:
-                said = json.loads(line)
-                if isinstance(said, list):
-                    return Found(said[0], tuple(said[1:])) if said else None
-                count(said)
-        except (OSError, ValueError):
-            pass
-        # Killed by SIGBUS, or by the kernel for want of memory: the next file gets a new one. Not so if it cannot even start.
-        self._works = self._process is not None and _ended(self._process) < 0
-        self._process = None
-        return None
+        except OSError:
+            return
+        while True:
+            try:
+                said = json.loads(process.stdout.readline())
+            except (OSError, ValueError):
+                return
+            if not isinstance(said, (int, str)):
+                return
+            yield said
+
+    def _drop(self) -> None:
+        """The process gave no answer, or nobody has heard it, so it must answer nothing more."""
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+        # Killed by SIGBUS, or by the kernel for want of memory, or here: the next file gets a new one. Not so if it cannot start.
+        self._works = process is not None and _ended(process) < 0
 
 
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from slipway.checkpoints.mapped import main; main()"
@@ -170,12 +202,10 @@ _ROOT = str(Path(__file__).absolute().parents[2])
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT],
+        [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM, _ROOT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # Not of the terminal's group: Ctrl-C is for the command, which then kills this.
-        start_new_session=True,
     )
 
 
@@ -215,23 +245,51 @@ def _read(wish: OnDisk, count: Callable[[int], None]) -> Found:
     try:
         # A pipe put in the file's place must not block the check.
         descriptor = os.open(wish.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb", buffering=0) as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return Found("not a regular file")
-            while True:
-                size = stream.readinto(buffer)
-                if not size:
-                    return Found(hasher.digest, tuple(chunks.digests) if chunks else ())
-                hasher.update(buffer[:size])
-                if chunks is not None:
-                    chunks.update(buffer[:size])
-                count(size)
     except OSError as error:
-        return Found(f"{UNREADABLE}{error.strerror}")
+        return _unreadable(wish, error)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return Found("not a regular file")
+        while True:
+            try:
+                size = os.readv(descriptor, [buffer])
+            except OSError as error:
+                return _unreadable(wish, error)
+            if not size:
+                return Found(hasher.digest, tuple(chunks.digests) if chunks else ())
+            hasher.update(buffer[:size])
+            if chunks is not None:
+                chunks.update(buffer[:size])
+            count(size)
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(wish: OnDisk, error: OSError) -> Found:
+    """What stands for the digest.
+
+    Raises: DiskFailure where the process, not the file, is at fault.
+    """
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        why = f"this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open (ulimit -n)"
+        raise DiskFailure(wish.path, "too many files are open", why, "raise the limit, or use fewer --workers")
+    return Found(f"{UNREADABLE}{error.strerror}")
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What differs once `path` was written to or replaced; not the ctime, which a hard link more changes."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 -- one call, no object
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_mapped_well(path: Path) -> bool:
-    return _filesystem(os.path.realpath(path.parent)) in _MAPPED_WELL
+    try:
+        return _filesystem(os.path.dirname(os.path.realpath(path))) in _MAPPED_WELL  # noqa: PTH120
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=64)

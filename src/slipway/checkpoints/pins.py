@@ -136,13 +136,16 @@ def plain_bytes(path: Path) -> bytes:
     Raises: OSError, also for what is no regular file or is longer than any that is meant.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > _LONGEST_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-        return stream.read()
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(descriptor)
 
 
 def path_problem(path: str) -> str:

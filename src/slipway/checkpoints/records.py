@@ -23,7 +23,7 @@ from slipway.durable import remove_file, write_durably
 from slipway.errors import SlipwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from slipway.checkpoints.pins import PinnedFile, Pins, Progress
 
@@ -110,6 +110,18 @@ def write_chunks(lock: Pins, folder: Path, chunks: Mapping[str, Sequence[str]], 
         file.path: {"digest": digest_of(file), "chunks": known[file.path]} for file in lock.files if file.path in known
     }
     _write(place, {"schema": _CHUNKS, "chunk_bytes": chunk_bytes, "algorithm": "sha256", "files": files})
+
+
+def forget_chunks(lock: Pins, folder: Path, paths: Collection[str], chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Nothing; the chunk digests of `paths` are not known any more, so the next full check records them anew.
+
+    Raises: DiskFailure, OSError.
+    """
+    place = place_of(folder, "chunks")
+    known = read_chunks(lock, folder, chunk_bytes)
+    if place is not None and known.keys() & set(paths):
+        remove_file(place)
+        write_chunks(lock, folder, {path: found for path, found in known.items() if path not in paths}, chunk_bytes)
 
 
 def chunk_count(file: PinnedFile, chunk_bytes: int = CHUNK_BYTES) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -30,6 +31,9 @@ SAMPLED_CHUNKS = 16
 """How many chunks level sample reads unless told otherwise: 1 GiB, seconds on any disk."""
 
 _PIECE_BYTES = 1 << 20
+
+_MOST_STRANGERS = 20
+"""Named of the files that are not in the lock; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ def verify(  # noqa: PLR0913 -- each is one flag of the command
     if not folder.is_dir():
         raise MissingFile(folder, "no such folder", "a fetched checkpoint is verified here", "fetch it: fetch-models")
     findings = _by_stat(lock, folder, touched=level != "full")
+    missing = sum(finding.kind == "missing" for finding in findings)
+    if missing == len(lock.files):
+        why = f"the {missing} files of {lock.repo} at {lock.revision[:12]} are looked for here"
+        raise MissingFile(folder, "holds none of them", why, "name another folder with --dir, or invoke fetch-models")
     wrong = {finding.path for finding in findings}
     chunks: dict[str, Sequence[str]] = {}
     if level == "full":
@@ -79,7 +87,7 @@ def verify(  # noqa: PLR0913 -- each is one flag of the command
         found = digests_on_disk(wanted, workers, progress, f"hashing {folder}")
         chunks = {one.file.path: known.chunks for one, known in zip(wanted, found) if one.chunk_bytes}  # noqa: B905 -- 3.8
         wrong_bytes = _by_digest(present, found)
-        _withdraw(folder, wrong_bytes, progress)
+        _withdraw(lock, folder, wrong_bytes, progress, chunk_bytes)
         findings += wrong_bytes
     refuse(folder, findings)
     if level != "stat" and any(file.path.endswith(structure.SHARD_SUFFIX) for file in lock.files):
@@ -119,11 +127,11 @@ def _by_stat(lock: Pins, folder: Path, *, touched: bool) -> list[Finding]:
             findings.append(Finding(file.path, text))
         elif ours and touched and remembered and not known:
             findings.append(Finding(file.path, "was found wrong, or never hashed: the manifest knows nothing of it"))
-    findings += [
-        Finding(path, "is not in the lock: a stale shard or a stranger; remove it")
-        for path in publish.strangers(lock, folder)
-        if not path.startswith(".cache/huggingface/")
-    ]
+    strangers = [path for path in publish.strangers(lock, folder) if not path.startswith(".cache/huggingface/")]
+    text = "is not in the lock: a stale shard or a stranger; remove it"
+    findings += [Finding(path, text) for path in strangers[:_MOST_STRANGERS]]
+    if len(strangers) > _MOST_STRANGERS:
+        findings.append(Finding(".", f"holds {len(strangers) - _MOST_STRANGERS} more files that are not in the lock"))
     return findings
 
 
@@ -133,14 +141,18 @@ _NO_MANIFEST = (
 )
 
 
-def _withdraw(folder: Path, findings: Sequence[Finding], progress: Progress) -> None:
+def _withdraw(lock: Pins, folder: Path, findings: Sequence[Finding], progress: Progress, chunk_bytes: int) -> None:
     """Nothing; what was proved of `folder` is forgotten if bytes are wrong, and the next fetch hashes those files."""
-    wrong = [finding.path for finding in findings]
+    # What could not be read was not found wrong; but a sector that is gone takes its bytes with it.
+    gone = f"{UNREADABLE}{os.strerror(errno.EIO)}"
+    wrong = [finding.path for finding in findings if finding.kind != "disk" or finding.text.endswith(gone)]
     if not wrong or not publish.is_published(folder):
         return
     try:
         records.withdraw_proved(folder)
         publish.forget(folder, wrong)
+        # If it was the record of a chunk that is wrong, the next full check writes it anew.
+        records.forget_chunks(lock, folder, wrong, chunk_bytes)
     except (OSError, SlipwayError) as error:
         progress.note(f"that files in {folder} are wrong is not recorded: {error}")
 
@@ -195,7 +207,7 @@ def _sample(lock: Pins, folder: Path, progress: Progress, count: int, chunk_byte
                 findings.append(Finding(file.path, what, "disk" if got.startswith(UNREADABLE) else "mismatch"))
             read += size
             advance(1)
-    _withdraw(folder, findings, progress)
+    _withdraw(lock, folder, findings, progress, chunk_bytes)
     refuse(folder, findings)
     return read
 
