@@ -152,6 +152,8 @@ def report(_: Context, path: str | None = None, json: bool = False) -> None:
         file = Path(path) if path else page.newest(this_checkout().reports)
         read = report.from_json(file)
         output.shown(read.as_json(), lambda console: terminal.show(read, console))
+        page_file = file.with_name("report.html")
+        output.progress.note(f"report: {page_file if page_file.is_file() else file}")
 
 
 def _deployment(stack: str | None) -> Deployment:

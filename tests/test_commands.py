@@ -22,11 +22,20 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> An
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (
+            ("build-image", "--dry-run"),
+            2,
+            "build-image: --engine is missing; sglang, vllm or reference; `invoke --help build-image`",
+        ),
+        (("plan", "--recipe"), 2, "plan: --recipe needs a value; `invoke --help plan`"),
+        (("bench", "--concurrency", "four"), 2, "a flag takes a whole number (got 'four')"),
+        (("build-image", "--engine", "sglang", "--dry-run", "--compression", "bzip"), 2, "--compression: is not known"),
+        (("build-image", "--engine", "sglang", "--dry-run", "--secret", "ca"), 2, "--secret: is not understood"),
+        (("logs", "--stack", "laptop", "--lines", "0"), 2, "--lines: is no number of lines (got 0)"),
         (("plna",), 2, "unknown task (got plna); did you mean plan?"),
         (("plan", "--recipee", "x"), 2, "unknown flag (got --recipee); did you mean --recipe?; `invoke --help plan`"),
         (("fetch_models",), 2, "did you mean fetch-models?"),
-        (("bench", "--requests", "many"), 2, "invalid literal for int() with base 10: 'many'"),
-        (("plan", "--recipe"), 2, "needed value and was not given one"),
+        (("bench", "--requests", "many"), 2, "a flag takes a whole number (got 'many')"),
         (("plan", "--recipe", "nope"), 2, "--recipe: no such recipe (got nope)"),
         (("plan", "--recipe", "a", "--stack", "b"), 2, "--recipe: stands beside --stack"),
         (("plan", "--inventory", "x.yaml"), 2, "--inventory: stands without --recipe"),

@@ -148,6 +148,20 @@ def test_what_must_be_built_is_said_with_the_commands_until_it_is() -> None:
     assert made.processes[0].mounts[-1].target == "/kernels"
 
 
+def test_docker_runs_what_was_built_by_its_own_name_and_never_pulls_it() -> None:
+    for made, digest in (
+        (compiled(PD, hosts("example-2xp5en-efa")), "NOT BUILT"),
+        (compiled(PD, hosts("example-2xp5en-efa"), built(7)), f"image sha256:{7:064x}"),
+    ):
+        for process in made.processes:
+            words = plan.docker_argv(process)
+            assert "build:sglang-efa" not in words
+            assert words[words.index("slipway/sglang-efa:0.5.18") - 1] == "--pull=never"
+        assert plan.shell_text(made).count(f"# build:sglang-efa is slipway/sglang-efa:0.5.18 here, {digest}; ") == 3
+    published = compiled(PD, hosts("example-2x8h200-infiniband"))
+    assert "--pull=never" not in plan.docker_argv(published.processes[0])
+
+
 def test_another_build_under_the_same_name_is_another_deployment_and_is_told() -> None:
     where = hosts("example-2xp5en-efa", "580.159.04")
     one, other = compiled(PD, where, built(7)), compiled(PD, where, built(8))

@@ -112,6 +112,8 @@ class Deployment:
 
         Raises: MissingFile when nothing was ever launched.
         """
+        if lines < 1:
+            raise UsageError("--lines", f"is no number of lines (got {lines})", "at least 1", "correct it")
         names = self.host.logged()
         if not names:
             raise MissingFile(self.folder, "nothing was launched here", "", "run `invoke launch` first")

@@ -101,7 +101,7 @@ def _refuse_touched_weights(checkout: Checkout, plan: Plan) -> None:
             verify(lock, folder, level="stat")
         except (MissingFile, IntegrityMismatch) as error:
             why = "what is served must be what was locked"
-            remedy = f"run `invoke fetch-models --stack {plan.inventory}`; it fetches only what is bad"
+            remedy = f"run `invoke fetch-models --stack {plan.inventory}`; it fetches what is missing or wrong"
             raise EngineFailed(error.place, f"not started: {error.problem}", f"{error.why}; {why}", remedy) from error
 
 

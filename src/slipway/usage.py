@@ -43,9 +43,10 @@ def _usage(program: Program) -> Iterator[None]:
     except ParseError as error:
         raise _ended(_explain(error, program)) from None
     except ValueError as error:
-        why = "numbers are written in digits"
+        number = re.search(r"invalid literal for int\(\) with base 10: (.+)", str(error))
+        problem = f"a flag takes a whole number (got {number[1]})" if number else str(error)
         remedy = "`invoke --help TASK` lists the flags"
-        raise _ended(UsageError("command line", str(error), why, remedy)) from None
+        raise _ended(UsageError("command line", problem, "numbers are written in digits", remedy)) from None
 
 
 def _ended(error: UsageError) -> Exit:
@@ -57,13 +58,22 @@ def _ended(error: UsageError) -> Exit:
 
 def _explain(error: ParseError, program: Program) -> UsageError:
     text = str(error)
+    context = error.context
+    task = context.name if context is not None else None
+    remedy = f"`invoke --help {task}` lists the flags" if task else "`invoke --help TASK` lists a task's flags"
+    missing = re.search(r"did not receive required positional arguments: '([^']+)'", text)
+    if missing and context is not None:
+        flag = f"--{missing[1].replace('_', '-')}"
+        known = context.flags.get(flag)
+        return UsageError(str(task), f"{flag} is missing", (known.help if known else "") or "", remedy)
+    empty = re.search(r"Flag <Argument: ([\w-]+).*> needed value and was not given one", text)
+    if empty:
+        return UsageError(str(task or "command line"), f"--{empty[1].replace('_', '-')} needs a value", "", remedy)
     unknown = re.search(r"No idea what '(.+)' is", text)
     if not unknown:
-        return UsageError("command line", text[:1].lower() + text[1:], "", "`invoke --help TASK` lists a task's flags")
+        return UsageError("command line", text[:1].lower() + text[1:], "", remedy)
     token = unknown.group(1)
-    context = error.context
     tasks = list(program.collection.task_names)
-    task = context.name if context is not None else None
     flags = list(context.flags) if context is not None and task else []
     near = difflib.get_close_matches(token.partition("=")[0].replace("_", "-"), [*flags, *tasks], n=1)
     if token.startswith("-"):

@@ -17,8 +17,8 @@ _WHY = {
     "disk": "the file could not be read",
 }
 _REMEDY = {
-    "missing": "fetch again; only what is missing is downloaded",
-    "mismatch": "fetch again; only the damaged files are downloaded",
+    "missing": "invoke fetch-models; only what is missing is downloaded",
+    "mismatch": "invoke fetch-models; only the damaged files are downloaded",
     "disk": "check owner, permissions and the disk",
 }
 

@@ -188,7 +188,7 @@ def show_build(place: Place, options: Options) -> Answer:
     Raises: LockDrift and DocumentError for whatever a build would be refused for.
     """
     made = lock.read(place.images, place.engine, place.variant, place.spec())
-    settings = settings_from(os.environ, Options(oldest_docker=options.oldest_docker))
+    settings = settings_from(os.environ, options)
     request = inputs.request(place, made, settings, archive=place.archive, no_cache=options.no_cache)
     document = {
         **made.as_json(),

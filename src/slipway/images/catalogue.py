@@ -8,7 +8,7 @@ from pathlib import Path
 from slipway import documents
 from slipway.documents import digest
 from slipway.errors import DocumentError, Problem
-from slipway.images import driver_gate, lock
+from slipway.images import driver_gate, lock, spec
 from slipway.images.driver_gate import DriverFacts
 from slipway.images.lock import ImageLock
 from slipway.images.spec import Cuda, ImageSpec, Variant
@@ -43,6 +43,11 @@ class KnownImage:
             return None
         result = self.lock.result("buildkit") or self.lock.result("buildah")
         return result.config_digest if result else None
+
+    @property
+    def local_name(self) -> str:
+        """What it is called on a machine that has built it or loaded its archive."""
+        return spec.local_name(self.engine, self.name, self.variant.engine_version)
 
     @property
     def build_commands(self) -> tuple[str, ...]:

@@ -202,8 +202,7 @@ def request(place: Place, made: ImageLock, settings: Settings, *, archive: Path,
 
 def tag(made: ImageLock) -> str:
     """The name that a built image gets on this machine."""
-    middle = "" if made.variant == "default" else f"-{made.variant}"
-    return f"slipway/{made.engine}{middle}:{made.engine_version}"
+    return spec.local_name(made.engine, made.variant, made.engine_version)
 
 
 def labels(made: ImageLock) -> dict[str, str]:

@@ -127,7 +127,7 @@ def refuse_changed(place: Place, found: tuple[str, ...]) -> None:
     if found:
         why = "".join(f"\n  {line}" for line in found) + "\n"
         remedy = f"review this, then run invoke lock-image {place.flags}"
-        raise LockDrift(place.lock, f"{len(found)} input(s) have moved upstream since it was made", why, remedy)
+        raise LockDrift(place.lock, f"made anew it would differ in {len(found)} place(s)", why, remedy)
 
 
 def _base(registry: Registry, named: str, platform: str, progress: Progress) -> LockedBase:

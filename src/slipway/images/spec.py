@@ -241,3 +241,8 @@ def variant(spec: ImageSpec, name: str) -> Variant:
             "--variant", f"{spec.engine} has no such image (got {name!a})", f"known: {known}", "choose one"
         )
     return spec.variants[name]
+
+
+def local_name(engine: str, variant: str, engine_version: str) -> str:
+    """What the image of a variant is called on a machine that has built it or loaded its archive."""
+    return f"slipway/{engine}{'' if variant == 'default' else f'-{variant}'}:{engine_version}"

@@ -93,7 +93,7 @@ def compile_plan(
 
 def _what_runs(process: Process) -> dict[str, Any]:
     """The process as far as it decides what runs: the environment and the mounts name the cache folder already."""
-    unsaid = {"cache_folder"} if process.image_digest else {"cache_folder", "image_digest"}
+    unsaid = {"cache_folder", "image_name"} | (set() if process.image_digest else {"image_digest"})
     return {key: value for key, value in process.as_json().items() if key not in unsaid}
 
 

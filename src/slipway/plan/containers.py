@@ -17,9 +17,11 @@ NVIDIA_SMI = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
 
 
 def with_built_image(process: Process, catalogue: Catalogue) -> Process:
-    """`process` with the digest of what was built for its `build:…` image, so that another build is another deployment."""
+    """`process` with its `build:…` image's name, and the digest of what was built, so that another build is another deployment."""
     known = catalogue.of(process.image) if process.image and process.image.startswith(BUILD) else None
-    return process.model_copy(update={"image_digest": known.built_digest}) if known else process
+    if known is None:
+        return process
+    return process.model_copy(update={"image_digest": known.built_digest, "image_name": known.local_name})
 
 
 def about_images(recipe: Recipe, processes: tuple[Process, ...], catalogue: Catalogue) -> Iterator[PlanWarning]:

@@ -65,6 +65,10 @@ class Process(Document):
         default=None,
         description="the config digest of what was built for a build:… image; null: not built, or not ours",
     )
+    image_name: str | None = Field(
+        default=None,
+        description="what docker calls a build:… image once its archive is loaded on the node; null: `image` is its name",
+    )
     cache_folder: str | None = Field(
         default=None, description="the node's folder for compiled kernels, made by launch; null: it compiles none"
     )

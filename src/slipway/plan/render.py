@@ -39,7 +39,10 @@ def docker_argv(process: Process) -> tuple[str, ...]:
         words += ["--publish", f"{port.host}:{port.container}"]
     for mount in process.mounts:
         words += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
-    return (*words, process.image, *process.argv)
+    if process.image_name:
+        # Nobody but us has it: a registry that answered to this name would serve something else.
+        words.append("--pull=never")
+    return (*words, process.image_name or process.image, *process.argv)
 
 
 def shell_text(plan: Plan) -> str:
@@ -59,7 +62,13 @@ def shell_text(plan: Plan) -> str:
             f"{moved.seconds:g} s from prefill to decode at {moved.bytes_s / 1e9:.3g} GB/s"
         )
     for process in plan.processes:
-        lines += ["", f"# {process.role} on node {process.node}", " \\\n  ".join(_groups(process))]
+        lines += ["", f"# {process.role} on node {process.node}"]
+        if process.image_name:
+            built = f"image {process.image_digest}" if process.image_digest else "NOT BUILT"
+            lines.append(
+                f"# {process.image} is {process.image_name} here, {built}; `docker load` its archive on the node"
+            )
+        lines.append(" \\\n  ".join(_groups(process)))
     lines += ["", f"# ready when {plan.front_door.url} generates as {plan.front_door.served_name}"]
     return "\n".join(line if not line.startswith("# ") else _one_line(line) for line in lines) + "\n"
 
@@ -106,7 +115,7 @@ def _groups(process: Process) -> Iterator[str]:
         words = words if process.env else process.argv
     group: list[str] = []
     for word in words:
-        if group and (word.startswith("--") or word == process.image):
+        if group and (word.startswith("--") or word in {process.image, process.image_name}):
             yield shlex.join(group)
             group = []
         group.append(word)
