@@ -416,7 +416,7 @@ def test_a_published_file_that_became_a_link_is_to_be_fetched_again(
     (folder / name).unlink()
     (folder / name).symlink_to(tmp_path / "elsewhere")
     for level in ("stat", "full"):
-        with pytest.raises(IntegrityMismatch, match=f"{name}: is a link.*fetch again"):
+        with pytest.raises(IntegrityMismatch, match=f"{name}: is a link.*invoke fetch-models"):
             verify(lock, root / "Laguna-tiny", level=level)
     assert get(lock, root, hub).fetched_files == 1
     assert verify(lock, root / "Laguna-tiny").files == 8

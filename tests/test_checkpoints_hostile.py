@@ -105,7 +105,9 @@ def test_a_shard_unlike_its_index_costs_its_header_and_not_its_weights(
     with pytest.raises(IntegrityMismatch, match=r"lacks model\.layers\.9\.weight, unlike the index.*published so"):
         get(repo, tmp_path)
     assert Counted.last < 4_000_000
-    assert [seen.path.rpartition("/")[2] for seen in repo[0].requests] == [INDEX, SHARD, SHARD]
+    asked = [seen.path.rpartition("/")[2] for seen in repo[0].requests]
+    # The other shard may have been asked for before its neighbour was given up.
+    assert (asked[0], asked.count(SHARD)) == (INDEX, 2)
     assert not (tmp_path / repo[2].partition("/")[2]).exists()
 
 
