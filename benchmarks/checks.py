@@ -1,6 +1,6 @@
 """What the checks without download cost: structure and stat of a checkpoint of M.1's size, and a full re-hash.
 
-    python benchmarks/checks.py [--runs 9] [--shards 8] [--shard-mib 512] [--root DIR]
+    python benchmarks/checks.py [--runs 9] [--shards 8] [--shard-mib 1024] [--root DIR]
 
 The large checkpoint is sparse: 91 shards, 51,456 tensors, 450 GB that take some MB. The re-hash reads warm files with as many
 workers as there are cores, and is compared with hashing the same bytes in memory on one core. Prints JSON: medians, and the
@@ -67,13 +67,14 @@ def make_large(folder: Path) -> PlainLock:
 
 
 def make_warm(folder: Path, shards: int, shard_mib: int) -> list[PlainFile]:
-    """Files of random bytes, in the page cache."""
+    """Files that begin with random bytes, in the page cache."""
     folder.mkdir()
     files = []
     for number in range(shards):
-        data = random.Random(number).randbytes(shard_mib << 20)
+        data = random.Random(number).randbytes(1 << 20) * shard_mib
         (folder / f"{number}").write_bytes(data)
         files.append(PlainFile(f"{number}", len(data), sha256=hashlib.sha256(data).hexdigest()))
+    os.sync()  # what is still being written out would be measured too
     return files
 
 
@@ -98,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--shard-mib", type=int, default=512)
+    parser.add_argument("--shard-mib", type=int, default=1024)
     parser.add_argument("--root", type=Path, help="folder for everything written (default: a temporary one)")
     given = parser.parse_args()
     cores = os.cpu_count() or 1

@@ -26,6 +26,9 @@ from slipway.checkpoints.plain_lock import PlainFile
 WINDOW_BYTES = 8 << 20
 """Mapped at a time: what several workers map counts as their memory."""
 
+TOLD_BYTES = 4 * WINDOW_BYTES
+"""Progress is said this often: each time the process that listens must wake up, on a core that hashes."""
+
 _MADV_POPULATE_READ = 22
 """One call for all pages of a window, not a fault for every few. Since Linux 5.14; source: madvise(2), 2026-12-01. MAP_POPULATE does
 the same, but tries a page that the disk does not give again and again without end."""
@@ -42,6 +45,7 @@ def hash_file(path: bytes, file: PlainFile, out: IO[bytes]) -> str:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.size_bytes:
             return ""
+        untold = 0
         for start in range(0, file.size_bytes, WINDOW_BYTES):
             size = min(WINDOW_BYTES, file.size_bytes - start)
             # The disk reads the next window while this one is hashed.
@@ -50,8 +54,11 @@ def hash_file(path: bytes, file: PlainFile, out: IO[bytes]) -> str:
                 _populate(pages)
                 with memoryview(pages) as piece:
                     hasher.update(piece)
-            out.write(b"%d\n" % size)
-            out.flush()
+            untold += size
+            if untold >= TOLD_BYTES or start + size == file.size_bytes:
+                out.write(b"%d\n" % untold)
+                out.flush()
+                untold = 0
         if os.fstat(descriptor).st_size != file.size_bytes:
             return ""
     finally:
