@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -179,10 +180,14 @@ def test_a_refused_image_is_nowhere_afterwards(place: Place, image: Callable[...
 
 def test_another_image_than_the_lock_expects_leaves_the_good_one(place: Place, image: Callable[..., Path]) -> None:
     built = build(place, HandBuilder(image()))
-    with pytest.raises(IntegrityMismatch, match="a build gave"):
+    with pytest.raises(IntegrityMismatch, match="a build gave") as refused:
         building.build(
             place, HandBuilder(image(name="two.tar", text=b"2")), replace(SETTINGS, compression="gzip"), no_cache=True
         )
+    said = str(refused.value)
+    assert f"config digest: expected {built.result.config_digest}, got sha256:" in said
+    assert "\n  layer " in said
+    assert re.search(r"\n  layer \d+: \S+: ", said), "no file is named"
     assert oci_archive.read(place.archive).config_digest == built.result.config_digest
     assert leftovers(place) == []
 
