@@ -111,8 +111,9 @@ class Reader:
         if text in {"true", "false"}:
             return text == "true"
         if _INTEGER.fullmatch(text):
-            if len(text) > 18:
-                self._refuse(node, at, f"got a number of {len(text)} digits; at most 18 are read")
+            digits = len(text.removeprefix("-"))
+            if digits > 18:
+                self._refuse(node, at, f"got a number of {digits} digits; at most 18 are read")
                 return None
             return int(text)
         if _DECIMAL.fullmatch(text):
