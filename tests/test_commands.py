@@ -34,6 +34,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> An
         (("logs", "--stack", "laptop", "--lines", "0"), 2, "--lines: is no number of lines (got 0)"),
         (("plna",), 2, "unknown task (got plna); did you mean plan?"),
         (("plan", "--recipee", "x"), 2, "unknown flag (got --recipee); did you mean --recipe?; `invoke --help plan`"),
+        (("build-image", "--no-cash", "--engine", "vllm"), 2, "unknown flag (got --no-cash); did you mean --no-cache?"),
         (("fetch_models",), 2, "did you mean fetch-models?"),
         (("bench", "--requests", "many"), 2, "a flag takes a whole number (got 'many')"),
         (("plan", "--recipe", "nope"), 2, "--recipe: no such recipe (got nope)"),
@@ -75,6 +76,17 @@ def test_a_bad_command_ends_with_its_code_and_says_what_to_do(
     ran = checkout.run(*words)
     assert said in ran.stderr
     assert (ran.returncode, ran.stdout if words[0] != "status" else "") == (code, "")
+
+
+HELP = (("--help", "build-image"), ("build-image", "--help"), ("build-image", "-h", "--engine", "vllm"))
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_is_asked_for_before_or_after_the_command(checkout: Any, words: tuple[str, ...]) -> None:
+    ran = checkout.run(*words)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "build-image [--options]" in ran.stdout
+    assert "--oldest-docker" in ran.stdout
 
 
 def test_a_failure_under_json_is_one_document_too(checkout: Any) -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from invoke.exceptions import Exit, ParseError
+from invoke.parser.parser import ParseMachine
 from invoke.program import Program
 
 from slipway.errors import UsageError
@@ -24,6 +25,29 @@ def mend_usage_errors() -> None:
     for name in ("parse_tasks", "parse_cleanup", "execute"):
         # Invoke reads these from the class; there is no hook for parse errors that plain `invoke` would also use.
         setattr(Program, name, _mended(getattr(Program, name)))
+    name = "handle"
+    setattr(ParseMachine, name, _keeping_flags_apart(getattr(ParseMachine, name)))
+
+
+def _keeping_flags_apart(original: Callable[[ParseMachine, str], None]) -> Callable[[ParseMachine, str], None]:
+    """Invoke takes any word for a value that a task still misses: in `build-image --help`, the engine `--help`."""
+
+    def handle(machine: ParseMachine, token: str) -> None:
+        if machine.initial is not None and machine.initial.flags["--help"].value:
+            return  # what stands beside it does not matter
+        task = machine.context
+        known = task is None or token in task.flags or token in task.inverse_flags
+        if known or machine.waiting_for_flag_value or not token.startswith("-") or not task.missing_positional_args:
+            original(machine, token)
+        elif token in ("--help", "-h"):
+            # Help ends before anything is run, so what is missing needs a value only to get that far.
+            for missing in task.missing_positional_args:
+                missing.value = ""
+            original(machine, token)
+        else:
+            machine.error(f"No idea what {token!r} is!")
+
+    return handle
 
 
 def _mended(original: Callable[[Program], None]) -> Callable[[Program], None]:
