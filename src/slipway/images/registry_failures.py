@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -60,12 +61,24 @@ def failed(place: str, error: httpx.TransportError) -> Exception:
         if isinstance(cause, ssl.SSLCertVerificationError):
             said = f"its certificate is not trusted ({cause.verify_message})"
             return NetworkFailure(place, said, "TLS is checked always", "set SSL_CERT_FILE to a file with its CA")
+        if isinstance(cause, socket.gaierror):
+            return Again(f"no address is known for {_host(error)} ({cause.strerror})")
+        if isinstance(cause, OSError) and cause.strerror:
+            return Again(f"cannot be reached at {_host(error)} ({cause.strerror.lower()})")
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.UnsupportedProtocol):
         return NetworkFailure(place, "names an address that cannot be used", str(error)[:120])
     if isinstance(error, httpx.TimeoutException):
         return Again("nothing came before the time limit")
     return Again(f"{str(error) or type(error).__name__}".lower()[:200])
+
+
+def _host(error: httpx.TransportError) -> str:
+    """The host that was asked, which may be a proxy's, a mirror's, or the one of a redirect."""
+    try:
+        return error.request.url.netloc.decode("ascii", "replace")
+    except RuntimeError:  # raised before there was a request
+        return "the host"
 
 
 def wait_s(headers: httpx.Headers) -> float | None:
