@@ -63,9 +63,11 @@ class Fit(Document):
 
     def arithmetic(self) -> str:
         """The sum in words, in GiB per GPU."""
+        graphs = f" - {self.overhead_bytes_per_gpu / GIB:.2f} graphs and workspace" if self.overhead_bytes_per_gpu else ""
+        outside = "" if graphs else ", graphs and workspace outside of it"
         return (
-            f"per GPU {self.share_bytes / GIB:.2f} GiB for the engine - {self.weights_bytes_per_gpu / GIB:.2f} weights"
-            f" - {self.overhead_bytes_per_gpu / GIB:.2f} graphs and workspace = {self.kv_pool_bytes_per_gpu / GIB:.2f} for KV;"
+            f"per GPU {self.share_bytes / GIB:.2f} GiB for the engine{outside}"
+            f" - {self.weights_bytes_per_gpu / GIB:.2f} weights{graphs} = {self.kv_pool_bytes_per_gpu / GIB:.2f} for KV;"
             f" largest context {self.largest_context_tokens:,} tokens, asked for {self.context_tokens:,}"
         )
 

@@ -1,8 +1,8 @@
 # laguna-m.1.sglang/b200-bf16-pd-mooncake on inventory synthetic (synthetic)
 # deployment sha256:209a4b9763708ce13f644e5cad702e448ab6bd8789982cfa7b9221f49b3310fe
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of prefill: per GPU 156.25 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
-# memory of decode: per GPU 156.25 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of prefill: per GPU 156.25 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 156.25 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
 # KV of a 262,144-token prompt: 75.2 GB, 0.209 s from prefill to decode at 360 GB/s
 
 # prefill on node node-1

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/b200-bf16 on inventory synthetic (synthetic)
 # deployment sha256:de62ddfde9c5dc656595e6ceda9879766c25a5b042a0084cf58521dfc691de26
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 156.25 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 156.25 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 103.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/b200-fp8 on inventory synthetic (synthetic)
 # deployment sha256:221ce5598b4bd9edd2eacb58f83dcbf129decd6e0af4cb4acefdbfaa133e5833
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 156.25 GiB for the engine - 26.64 weights - 0.00 graphs and workspace = 129.62 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 156.25 GiB for the engine, graphs and workspace outside of it - 26.64 weights = 129.62 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/b200-nvfp4 on inventory synthetic (synthetic)
 # deployment sha256:901784a4d23af879ed282a4fd19d8beab3c2e0e256ce3a9bc0c6fc3affb95267
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 156.25 GiB for the engine - 16.70 weights - 0.00 graphs and workspace = 139.55 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 156.25 GiB for the engine, graphs and workspace outside of it - 16.70 weights = 139.55 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

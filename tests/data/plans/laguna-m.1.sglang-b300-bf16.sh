@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/b300-bf16 on inventory synthetic (synthetic)
 # deployment sha256:ded8f7fd3281ed8450febbebd00bfee542e1e0b70210898ea9b3b0209be41391
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 182.64 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 182.64 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

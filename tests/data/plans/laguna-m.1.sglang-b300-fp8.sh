@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/b300-fp8 on inventory synthetic (synthetic)
 # deployment sha256:c9d71ad8425bd249bcff97af7c41c4864a4cf80c1e119856393f437f4e2ec5a5
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 26.64 weights - 0.00 graphs and workspace = 208.82 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 26.64 weights = 208.82 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/b300-nvfp4 on inventory synthetic (synthetic)
 # deployment sha256:b1e5c51261b82e924193b0c65cba504f5c32d331c0183b24c984d19510f63f75
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 16.70 weights - 0.00 graphs and workspace = 218.75 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 16.70 weights = 218.75 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

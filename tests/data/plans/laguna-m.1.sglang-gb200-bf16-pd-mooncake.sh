@@ -1,8 +1,8 @@
 # laguna-m.1.sglang/gb200-bf16-pd-mooncake on inventory synthetic (synthetic)
 # deployment sha256:76ebb70a24ad741491a2efa44d6b490faad7e3a16a7e8ab0f54272fc5117f386
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of prefill: per GPU 161.53 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
-# memory of decode: per GPU 161.53 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of prefill: per GPU 161.53 GiB for the engine, graphs and workspace outside of it - 105.37 weights = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 161.53 GiB for the engine, graphs and workspace outside of it - 105.37 weights = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
 # KV of a 262,144-token prompt: 75.2 GB, 0.418 s from prefill to decode at 180 GB/s
 
 # prefill on node node-1

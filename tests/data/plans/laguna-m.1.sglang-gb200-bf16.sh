@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/gb200-bf16 on inventory synthetic (synthetic)
 # deployment sha256:11d4769ff238f8d93e15ca276d8ab8012aad1765c2d5917b53f1e7569bff3e9c
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 161.53 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 161.53 GiB for the engine, graphs and workspace outside of it - 105.37 weights = 56.16 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

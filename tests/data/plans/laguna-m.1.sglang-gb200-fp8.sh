@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/gb200-fp8 on inventory synthetic (synthetic)
 # deployment sha256:2a6f0f856fbad46d35ee801b414e2ae1e7c434862abfc86af35f9909d9bdb175
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 161.53 GiB for the engine - 53.01 weights - 0.00 graphs and workspace = 108.52 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 161.53 GiB for the engine, graphs and workspace outside of it - 53.01 weights = 108.52 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/gb200-nvfp4 on inventory synthetic (synthetic)
 # deployment sha256:466290c63702c569592ca73d2f9a511b3c839892b0398203163caa05f8fcc23a
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 161.53 GiB for the engine - 33.14 weights - 0.00 graphs and workspace = 128.39 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 161.53 GiB for the engine, graphs and workspace outside of it - 33.14 weights = 128.39 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,8 +1,8 @@
 # laguna-m.1.sglang/gb300-bf16-pd-mooncake on inventory synthetic (synthetic)
 # deployment sha256:19a8da02b9190bcefb3a0aa764137f67e73eecff04597d990771d35bf58801eb
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of prefill: per GPU 235.45 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
-# memory of decode: per GPU 235.45 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of prefill: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 105.37 weights = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 105.37 weights = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
 # KV of a 262,144-token prompt: 75.2 GB, 0.418 s from prefill to decode at 180 GB/s
 
 # prefill on node node-1

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/gb300-bf16 on inventory synthetic (synthetic)
 # deployment sha256:fdba59b63468b9bafa2f63706ed69597166292da4c15d936a52365db3760e535
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 105.37 weights - 0.00 graphs and workspace = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 105.37 weights = 130.08 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

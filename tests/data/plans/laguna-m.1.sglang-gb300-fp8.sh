@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/gb300-fp8 on inventory synthetic (synthetic)
 # deployment sha256:0036cdec3569c9d7e42d41b0e04373227e6138ae0a4cefec9a2f7c906f35a846
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 53.01 weights - 0.00 graphs and workspace = 182.44 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 53.01 weights = 182.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

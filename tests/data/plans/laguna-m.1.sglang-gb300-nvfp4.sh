@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/gb300-nvfp4 on inventory synthetic (synthetic)
 # deployment sha256:aeb1bb54193898a76a0b390f31cef80ced4869aa5fff79450bfc3f9949861d72
 # checkpoint poolside/Laguna-M.1-NVFP4@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 33.14 weights - 0.00 graphs and workspace = 202.31 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 33.14 weights = 202.31 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

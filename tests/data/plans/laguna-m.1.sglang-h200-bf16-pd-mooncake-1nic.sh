@@ -1,8 +1,8 @@
 # laguna-m.1.sglang/h200-bf16-pd-mooncake-1nic on inventory synthetic (synthetic)
 # deployment sha256:6a3b279948bf8267e5ae8976648494a3c317aa7c0fb0268db6cdc5d3d6146909
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of prefill: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
-# memory of decode: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of prefill: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
 # KV of a 262,144-token prompt: 75.2 GB, 1.67 s from prefill to decode at 45 GB/s
 
 # prefill on node node-1

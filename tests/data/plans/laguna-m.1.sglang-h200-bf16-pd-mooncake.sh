@@ -1,8 +1,8 @@
 # laguna-m.1.sglang/h200-bf16-pd-mooncake on inventory example-2x8h200-infiniband
 # deployment sha256:0bc7857862794dfd3a3b61ca620380afee659e2e0853fc1be006e5a68aa2b987
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of prefill: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
-# memory of decode: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of prefill: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
 # KV of a 262,144-token prompt: 75.2 GB, 0.209 s from prefill to decode at 360 GB/s
 
 # prefill on node prefill-1

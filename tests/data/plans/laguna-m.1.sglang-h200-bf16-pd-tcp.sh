@@ -1,8 +1,8 @@
 # laguna-m.1.sglang/h200-bf16-pd-tcp on inventory synthetic (synthetic)
 # deployment sha256:c4d6f620b78ed623f84041b6b574534bda9bf3628459195838ff61962d72ac91
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of prefill: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
-# memory of decode: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of prefill: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of decode: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
 # KV of a 262,144-token prompt: 75.2 GB, 221.064 s from prefill to decode at 0.34 GB/s
 
 # prefill on node node-1

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/h200-bf16 on inventory synthetic (synthetic)
 # deployment sha256:1db4dad01a61aa5e25da84266ed04126488066e5ecfc740400c101f85d651389
 # checkpoint poolside/Laguna-M.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 122.81 GiB for the engine - 52.82 weights - 0.00 graphs and workspace = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 52.82 weights = 70.00 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-m.1.sglang/h200-fp8 on inventory synthetic (synthetic)
 # deployment sha256:250cbc38af057e41be8d70348620d395fd4709ceb45023356cd2585a73e4defa
 # checkpoint poolside/Laguna-M.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 122.81 GiB for the engine - 26.64 weights - 0.00 graphs and workspace = 96.18 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 26.64 weights = 96.18 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

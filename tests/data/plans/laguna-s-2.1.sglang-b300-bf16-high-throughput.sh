@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/b300-bf16-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:a1be19baca7868655c354c8b82551b845a457f3bbbed7a80064af124606ec619
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 27.50 weights - 0.00 graphs and workspace = 207.95 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 27.50 weights = 207.95 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:dcd8351fc0673b3e096ac470e5c0fca892c572642e15038c870ce4946dea1310
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 27.85 weights - 0.00 graphs and workspace = 159.44 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 27.85 weights = 159.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

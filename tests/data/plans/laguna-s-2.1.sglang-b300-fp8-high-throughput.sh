@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/b300-fp8-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:5446a5f45643df88e7bf03a6f256ca24a7f63f69bb40b6e9aed1044e42da801e
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 13.89 weights - 0.00 graphs and workspace = 221.56 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 13.89 weights = 221.56 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:fec760f43164b678ee8941af4d6c6f7ada6e72a394d626750cc40d9422229e97
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 14.24 weights - 0.00 graphs and workspace = 173.05 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 14.24 weights = 173.05 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

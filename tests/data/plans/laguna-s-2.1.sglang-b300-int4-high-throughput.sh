@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/b300-int4-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:f38a1ad5aede3e103b074fc230d11cbf7417cf46a26809ff8dd2bae914a18705
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 8.50 weights - 0.00 graphs and workspace = 226.95 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 8.50 weights = 226.95 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

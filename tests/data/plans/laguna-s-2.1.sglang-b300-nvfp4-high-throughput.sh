@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/b300-nvfp4-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:0ed4f79b6ce1ae27b1e66f1481713d18515718c9555dae3e5615e468500bc487
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 8.50 weights - 0.00 graphs and workspace = 226.95 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 8.50 weights = 226.95 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

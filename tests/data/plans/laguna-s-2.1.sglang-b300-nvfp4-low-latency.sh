@@ -2,7 +2,7 @@
 # deployment sha256:8410629d42a8e05b7c12af617dc48f77d22b86b0f86f4894a72e4c23038952aa
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-NVFP4@723794750422b3efbf3a7b3af76dffb4ba035943 lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 178.44 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 8.85 weights = 178.44 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/gb300-bf16-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:f5dfd4bd0ecdfbea9e4f987da35a157dd0262bf7ad50ad645e08a5694de6c03f
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 54.86 weights - 0.00 graphs and workspace = 180.59 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 54.86 weights = 180.59 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:4f1f1dc5ea1d6b69a3dd4885b9f7897076a25ab39f12b77e7d2ca443250c7945
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 55.46 weights - 0.00 graphs and workspace = 131.83 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 55.46 weights = 131.83 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/gb300-fp8-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:ec487c6b09930fb2644b69734e34d51fd830c0a6be579cdf79f282edf512bd9c
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 27.64 weights - 0.00 graphs and workspace = 207.81 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 27.64 weights = 207.81 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

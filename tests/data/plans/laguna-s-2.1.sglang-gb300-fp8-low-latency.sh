@@ -2,7 +2,7 @@
 # deployment sha256:3c6e502cd3b0300dac4146e7b9d0abc3eb770b1368500aa714c5aa9455d2ce5d
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 28.24 weights - 0.00 graphs and workspace = 159.05 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 28.24 weights = 159.05 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/gb300-int4-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:9e3c1ada33dca80adfb5a25c499ae1599052f383eb0c2b423d6a0e8749d8c1d8
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 16.86 weights - 0.00 graphs and workspace = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 16.86 weights = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:341afffeb2697e269c18f3b47c8c9a5ec89f7282c0717a62175a78056e21282d
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 17.46 weights - 0.00 graphs and workspace = 169.83 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 17.46 weights = 169.83 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/gb300-nvfp4-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:1722ae3220cfc68951de3f77094ec70a1f8036a20986df094854678bf10c340c
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
-# memory of server: per GPU 235.45 GiB for the engine - 16.86 weights - 0.00 graphs and workspace = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 235.45 GiB for the engine, graphs and workspace outside of it - 16.86 weights = 218.59 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:49a7e8b77013b25e9a42fcb8ad24ab48dac1a8a8e3d6d65e23e523aeb2069652
 # checkpoint poolside/Laguna-S-2.1-NVFP4@07614121b31898586430f189d27a25a0be310843 lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-NVFP4@723794750422b3efbf3a7b3af76dffb4ba035943 lock NOT LOCKED
-# memory of server: per GPU 187.29 GiB for the engine - 17.46 weights - 0.00 graphs and workspace = 169.83 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 187.29 GiB for the engine, graphs and workspace outside of it - 17.46 weights = 169.83 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/h200-bf16-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:57ae506330b8307953f66537f532fa4d622a5a342021404a3a7f6f95e4b28929
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 111.65 GiB for the engine - 27.50 weights - 0.00 graphs and workspace = 84.15 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 111.65 GiB for the engine, graphs and workspace outside of it - 27.50 weights = 84.15 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:4f2e3c1f70ccb96d8972672e2538806614c21b1c213684586ffb34454f88b88f
 # checkpoint poolside/Laguna-S-2.1@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 97.69 GiB for the engine - 27.85 weights - 0.00 graphs and workspace = 69.84 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 97.69 GiB for the engine, graphs and workspace outside of it - 27.85 weights = 69.84 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/h200-fp8-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:0fa7d6bab2f29d3b1cc97c025568a0e33fe9ec7aae3c872dd4251bf098536a50
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 122.81 GiB for the engine - 13.89 weights - 0.00 graphs and workspace = 108.92 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 13.89 weights = 108.92 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

@@ -2,7 +2,7 @@
 # deployment sha256:5d66fb88c9b4fce36e042ec344a7511ead8fcd33769fdaba77b29d50da1f21bd
 # checkpoint poolside/Laguna-S-2.1-FP8@NOT PINNED lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-FP8@NOT PINNED lock NOT LOCKED
-# memory of server: per GPU 97.69 GiB for the engine - 14.24 weights - 0.00 graphs and workspace = 83.45 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 97.69 GiB for the engine, graphs and workspace outside of it - 14.24 weights = 83.45 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

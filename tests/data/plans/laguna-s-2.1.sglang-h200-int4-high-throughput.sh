@@ -1,7 +1,7 @@
 # laguna-s-2.1.sglang/h200-int4-high-throughput on inventory synthetic (synthetic)
 # deployment sha256:8823fc8428f491bbe6bd160634c32130099fccdf408ad9c9203ad036b677e641
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
-# memory of server: per GPU 122.81 GiB for the engine - 8.50 weights - 0.00 graphs and workspace = 114.31 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 8.50 weights = 114.31 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

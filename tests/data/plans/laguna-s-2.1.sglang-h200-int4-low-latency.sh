@@ -2,7 +2,7 @@
 # deployment sha256:c77bb46c31e84ec1ddd2bc1cc68a6accbf7c08c6b3437c5fab1e1ba57f981000
 # checkpoint poolside/Laguna-S-2.1-INT4@4bbfc285f2f8b3b6b526274c133b7b17aae6c8cb lock NOT LOCKED
 # checkpoint poolside/Laguna-S-2.1-DFlash-INT4@5e07c246915c86dc6920fead03d019989224f2ba lock NOT LOCKED
-# memory of server: per GPU 97.69 GiB for the engine - 8.85 weights - 0.00 graphs and workspace = 88.84 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 97.69 GiB for the engine, graphs and workspace outside of it - 8.85 weights = 88.84 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \

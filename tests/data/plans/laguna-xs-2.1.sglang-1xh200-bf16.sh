@@ -1,7 +1,7 @@
 # laguna-xs-2.1.sglang/1xh200-bf16 on inventory synthetic (synthetic)
 # deployment sha256:102f8a60a7734fe34fe0b6d969bbf7ece713d6f9fc5810f690e6dcdfedb05317
 # checkpoint poolside/Laguna-XS-2.1@e9df9a59996d790b94b70f3fef343fe1d9e34bdf lock NOT LOCKED
-# memory of server: per GPU 122.81 GiB for the engine - 62.33 weights - 0.00 graphs and workspace = 60.48 for KV; largest context 262,144 tokens, asked for 262,144
+# memory of server: per GPU 122.81 GiB for the engine, graphs and workspace outside of it - 62.33 weights = 60.48 for KV; largest context 262,144 tokens, asked for 262,144
 
 # server on node node-1
 docker run \
