@@ -28,7 +28,7 @@ from slipway.bench import crosschecks
 from slipway.bench.http1 import Malformed, Response
 from slipway.bench.statistics import MINIMUM_N, percentile, summarize
 from slipway.endpoint import Endpoint
-from slipway.errors import AuthFailure, NetworkFailure, UsageError
+from slipway.errors import AuthFailure, CheckFailed, NetworkFailure, UsageError
 from slipway.progress import Advance
 
 TTFT_S, TOKEN_S, TOKENS = 0.05, 0.004, 20
@@ -332,6 +332,8 @@ class TestMatrix:
         result = run(server, "plain-refusal")
         assert result.failures == {"http 502": 4}
         assert result.requests[0].detail == "upstream [31m gone"
+        with pytest.raises(CheckFailed, match=r"4 x http 502 \(upstream \[31m gone\)"):
+            bench.refuse_failed(result)
 
     @pytest.mark.parametrize(
         ("model", "reason"),

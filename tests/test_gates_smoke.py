@@ -17,15 +17,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from slipway.endpoint import Endpoint
-from slipway.errors import NetworkFailure
-from slipway.gates import Check, GateResult, smoke
+from slipway.errors import CheckFailed, NetworkFailure
+from slipway.gates import Check, GateResult, refuse_failed, smoke
 from slipway.progress import Lines
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23}
 SERVED = [
     "good", "good-thinking", "good-cached", "good-stripped", "first-pair-differs", "leak", "leak-in-stream",
     "no-usage", "no-stream-usage", "error-frame", "cut", "no-done", "empty", "other-text", "other-count",
-    "other-finish", "zero-tokens", "too-many", "aborted", "http-500", "stream-500", "dies-after", "tool-call",
+    "other-finish", "zero-tokens", "too-many", "aborted", "http-500", "stream-500", "dies-after", "tool-call", "page",
 ]  # fmt: skip
 SEEN: dict[str, int] = {}
 
@@ -60,6 +60,8 @@ async def chat(request: Request) -> Response:
     name, streaming = asked["model"], bool(asked.get("stream"))
     if name == "http-500" or (name == "stream-500" and streaming):
         return JSONResponse({"error": {"message": "engine dead"}}, status_code=500)
+    if name == "page":
+        return Response("<!doctype html><html><head><title>502 Bad Gateway</title></head><body>...", status_code=502)
     if name == "dies-after" and "hello" in asked["messages"][0]["content"]:
         return JSONResponse({"error": {"message": "EngineCore died"}}, status_code=500)
     parts = message(name, streaming)
@@ -167,6 +169,24 @@ def test_a_stream_that_breaks_decides_nothing_and_so_passes_nothing(url: str, mo
 
 def test_a_server_that_only_refuses_passes_nothing_but_its_name(url: str) -> None:
     assert len(failed(url, "http-500")) == 9
+
+
+def test_one_cause_of_many_failures_is_told_once(url: str) -> None:
+    log = io.StringIO()
+    result = smoke.run(Endpoint(url, "page", timeout_s=10), progress=Lines(log))
+    said = "HTTP 502: a web page (502 Bad Gateway)"
+    assert log.getvalue().count(said) == 1
+    assert f"whole-answer, alive-after failed: {url}/v1/chat/completions: {said}" in log.getvalue()
+    with pytest.raises(CheckFailed) as caught:
+        refuse_failed([result])
+    assert str(caught.value).count(said) == 1
+    assert "no-error-frame, stream-done: not decided: no streamed answer" in str(caught.value)
+
+
+def test_where_only_streaming_fails_its_reason_is_shown(url: str) -> None:
+    result = smoke.run(Endpoint(url, "stream-500", timeout_s=10))
+    assert "HTTP 500: engine dead" in result.failures[0].detail
+    assert result.failures[1].detail == "not decided: no streamed answer"
 
 
 def test_an_endpoint_that_cannot_be_asked_is_not_judged(unused_port: int) -> None:

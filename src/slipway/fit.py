@@ -63,7 +63,9 @@ class Fit(Document):
 
     def arithmetic(self) -> str:
         """The sum in words, in GiB per GPU."""
-        graphs = f" - {self.overhead_bytes_per_gpu / GIB:.2f} graphs and workspace" if self.overhead_bytes_per_gpu else ""
+        graphs = (
+            f" - {self.overhead_bytes_per_gpu / GIB:.2f} graphs and workspace" if self.overhead_bytes_per_gpu else ""
+        )
         outside = "" if graphs else ", graphs and workspace outside of it"
         return (
             f"per GPU {self.share_bytes / GIB:.2f} GiB for the engine{outside}"

@@ -90,7 +90,10 @@ def refuse_failed(result: BenchResult) -> None:
     Raises: CheckFailed with the reasons and how often each came.
     """
     if result.failed:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(result.failures.items()))
+        details = {one.reason: f" ({one.detail})" for one in reversed(result.requests) if one.reason and one.detail}
+        reasons = "; ".join(
+            f"{count} x {reason}{details.get(reason, '')}" for reason, count in sorted(result.failures.items())
+        )
         problem = f"{result.failed} of {result.failed + result.completed} requests failed"
         raise CheckFailed(f"bench of {result.url}", problem, reasons, "the figures above count completed requests only")
 

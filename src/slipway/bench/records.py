@@ -6,14 +6,13 @@ token in it, and at least one frame that carried text. Tokens come from usage on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from slipway import sse
 from slipway.bench.client import Exchange
 from slipway.bench.result import RequestRecord
-from slipway.endpoint import FINISH_REASONS, Endpoint
+from slipway.endpoint import FINISH_REASONS, Endpoint, words
 from slipway.sse import Answer
 
 
@@ -57,7 +56,7 @@ def _failure(exchange: Exchange, answer: Answer) -> tuple[str, str]:
         return exchange.failure, exchange.detail
     status = exchange.response.status
     if status not in {0, 200}:
-        return f"http {status}", _words(exchange.response.body())
+        return f"http {status}", words(exchange.response.body())
     if answer.error is not None:
         return "error frame", answer.error
     if exchange.failure:
@@ -75,14 +74,6 @@ def _failure(exchange: Exchange, answer: Answer) -> tuple[str, str]:
     if not answer.token_frames:
         return "no text", f"usage says {answer.usage.completion_tokens} tokens, and every frame was empty"
     return "", ""
-
-
-def _words(body: bytes) -> str:
-    text = body[:4000].decode("utf-8", "replace")
-    try:
-        return sse.error_from(json.loads(text)) or text
-    except (ValueError, RecursionError):
-        return text
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

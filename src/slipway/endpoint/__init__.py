@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -298,7 +299,7 @@ class Client:
         )
 
     def _refusal(self, place: str, status: int, raw: bytes) -> SlipwayError:
-        said = self._words(raw)
+        said = self.endpoint.shown(words(raw)) or "no words"
         if status in {401, 403}:
             return AuthFailure(
                 place, f"HTTP {status}: {said}", "", f"set {API_KEY_VARIABLE} to a key this server takes"
@@ -312,18 +313,27 @@ class Client:
             "correct the request or the URL",
         )
 
-    def _words(self, raw: bytes) -> str:
-        text = raw.decode("utf-8", "replace")
-        try:
-            said = sse.error_from(json.loads(text))
-        except (ValueError, RecursionError):
-            said = None
-        return self.endpoint.shown(said or text) or "no words"
-
     def _engine(self, path: str, problem: str, why: str = "") -> EngineFailed:
         return EngineFailed(
             f"{self.endpoint.url}{path}", problem, why, "look at the engine's log; then run the command again"
         )
+
+
+def words(body: bytes) -> str:
+    """What a refusal says: its error message, else the name of a web page, else its text; the key is still in it if it was."""
+    text = body[:4000].decode("utf-8", "replace")
+    try:
+        return sse.error_from(json.loads(text)) or text
+    except (ValueError, RecursionError):
+        return _page(text) or text
+
+
+def _page(text: str) -> str | None:
+    """What a web page is called, which a proxy or another kind of server answers with; None for anything else."""
+    if not text.lstrip().startswith("<"):
+        return None
+    title = re.search(r"<title[^>]*>([^<]*)", text, re.IGNORECASE)
+    return f"a web page ({title[1].strip()})" if title and title[1].strip() else "a web page"
 
 
 def _answer_from(body: dict[str, Any]) -> Answer:

@@ -52,6 +52,14 @@ class GateResult(Document):
         return self
 
 
+def told(checks: Iterable[Check]) -> list[tuple[str, str]]:
+    """The checks' names and what they found, those that found the same together."""
+    found: dict[str, list[str]] = {}
+    for check in checks:
+        found.setdefault(check.detail, []).append(check.id)
+    return [(", ".join(names), detail) for detail, names in found.items()]
+
+
 def refuse_failed(results: Iterable[GateResult]) -> None:
     """Nothing when every gate passed.
 
@@ -59,7 +67,7 @@ def refuse_failed(results: Iterable[GateResult]) -> None:
     """
     for result in results:
         if not result.passed:
-            failed = "; ".join(f"{check.id}: {check.detail}" for check in result.failures)
+            failed = "; ".join(f"{names}: {detail}" for names, detail in told(result.failures))
             problem = f"{len(result.failures)} of {len(result.checks)} checks failed"
             raise CheckFailed(
                 f"gate {result.gate}", problem, failed, "look at `invoke logs`, mend the cause, verify again"

@@ -12,7 +12,7 @@ from typing import Any
 
 from slipway.endpoint import FINISH_REASONS, Client, Endpoint, Generation
 from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
-from slipway.gates import Check, GateResult, Measured
+from slipway.gates import Check, GateResult, Measured, told
 from slipway.progress import Progress, silent
 from slipway.sse import Answer, Usage
 
@@ -78,8 +78,8 @@ def _told(result: GateResult, endpoint: Endpoint, progress: Progress) -> GateRes
         for check in result.checks
     ]
     result = GateResult.of(result.gate, checks, result.seconds)
-    for check in result.failures:
-        progress.note(f"gate smoke: {check.id} failed: {check.detail}")
+    for names, detail in told(result.failures):
+        progress.note(f"gate smoke: {names} failed: {detail}")
     progress.note(f"gate smoke: {'passed' if result.passed else 'failed'} ({len(result.checks)} checks)")
     return result
 
@@ -106,8 +106,12 @@ class _Pair:
 
     @property
     def missing(self) -> str:
-        """Why a claim about both answers cannot be decided; empty when both are there."""
-        return "; ".join(filter(None, (self.whole_failure, self.stream_failure)))
+        """Which answers are not there for a claim about both; empty when both are. Checks of their own say why."""
+        return " and ".join(
+            name
+            for name, answer in (("no whole answer", self.whole), ("no streamed answer", self.streamed))
+            if answer is None
+        )
 
 
 def _model_served(client: Client) -> Check:
@@ -134,11 +138,11 @@ def _ask_both(client: Client, max_tokens: int, request: Mapping[str, Any]) -> _P
     try:
         whole = client.chat(messages, max_tokens=max_tokens, **request)
     except SlipwayError as error:
-        whole_failure = f"whole answer: {error}"
+        whole_failure = str(error)
     try:
         streamed = client.observe_chat(messages, max_tokens=max_tokens, **request)
     except SlipwayError as error:
-        stream_failure = f"streamed answer: {error}"
+        stream_failure = str(error)
     return _Pair(whole, whole_failure, streamed, stream_failure)
 
 
@@ -158,7 +162,10 @@ def _judge(pair: _Pair, max_tokens: int) -> list[Check]:
 
 def _no_error_frame(pair: _Pair) -> Check:
     if pair.streamed is None:
-        return _undecided("no-error-frame", pair.stream_failure)
+        same = pair.stream_failure == pair.whole_failure
+        return _undecided(
+            "no-error-frame", "no streamed answer" if same else f"no streamed answer: {pair.stream_failure}"
+        )
     error = pair.streamed.error
     detail = "no error frame in the stream" if error is None else f"an error inside HTTP 200: {error}"
     return Check(id="no-error-frame", passed=error is None, detail=detail)
@@ -166,7 +173,7 @@ def _no_error_frame(pair: _Pair) -> Check:
 
 def _stream_done(pair: _Pair) -> Check:
     if pair.streamed is None:
-        return _undecided("stream-done", pair.stream_failure)
+        return _undecided("stream-done", "no streamed answer")
     done = pair.streamed.done
     return Check(
         id="stream-done",
