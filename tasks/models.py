@@ -13,7 +13,7 @@ from tasks.checkout import JSON, RECIPE, STACK, stack_meant, this_checkout
     name="lock-models",
     help={
         "repo": "repository, as poolside/Laguna-M.1",
-        "revision": "branch, tag or commit; resolved to 40 hex digits",
+        "revision": "branch, tag or commit (default: main); resolved to 40 hex digits",
         "request": "a checkpoints/<name>.lock-request.json to complete into <name>.lock.json beside it",
         "all": "complete every lock request, target and drafter in one go; with --check, compare those that are completed",
         "out": "lock file (default: checkpoints/<name>.lock.json)",
@@ -55,7 +55,7 @@ def lock_models(
         "recipe": RECIPE,
         "lock": "lock file of one checkpoint",
         "dest": "models folder (default: the inventory's, or .slipway/models)",
-        "workers": "files fetched at a time",
+        "workers": "files fetched at a time (default: 4)",
         "source": "server to ask instead of the hub, may be given again; `hub` is the hub",
         "io": "auto, buffered or direct (past the page cache)",
         "adopt": "take over what is right in a plain folder that stands in the checkpoint's place",
@@ -105,7 +105,7 @@ def fetch_models(
         "dir": "the checkpoint's folder (default: where fetch-models publishes it)",
         "stack": STACK,
         "level": "stat, structure, sample or full",
-        "workers": "files hashed at a time",
+        "workers": "files hashed at a time (default: 2)",
         "json": JSON,
     },
 )
@@ -145,7 +145,7 @@ def verify_models(
         "stack": STACK,
         "dir": "with --to, the checkpoint's folder; with --from, the models folder (default: .slipway/models)",
         "check": "with --to, read every object back and hash it",
-        "workers": "files sent or fetched at a time",
+        "workers": "files sent or fetched at a time (default: 4)",
         "json": JSON,
     },
 )
@@ -185,8 +185,8 @@ def models(_: Context, dest: str | None = None, json: bool = False) -> None:
     name="prune-models",
     help={
         "dest": "models folder (default: .slipway/models)",
-        "keep": "revisions of each repository to keep besides what links name",
-        "older-h": "hours after which what an interrupted fetch left is removed",
+        "keep": "revisions of each repository to keep besides what links name (default: 1)",
+        "older-h": "hours after which what an interrupted fetch left is removed (default: 168)",
         "yes": "remove it; without this flag the command only says what it would remove",
         "json": JSON,
     },

@@ -30,7 +30,7 @@ def demo(_: Context, keep: bool = False, json: bool = False) -> None:
     help={
         "stack": STACK,
         "dry-run": "print the commands instead",
-        "timeout-s": "how long the first generation may take",
+        "timeout-s": "how long the first generation may take (default: 300)",
         "json": JSON,
     }
 )
@@ -60,7 +60,7 @@ def status(_: Context, stack: str | None = None, json: bool = False) -> None:
         seen.refuse_unless_serving()
 
 
-@task(help={"stack": STACK, "lines": "how many lines of each process", "json": JSON})
+@task(help={"stack": STACK, "lines": "how many lines of each process (default: 50)", "json": JSON})
 def logs(_: Context, stack: str | None = None, lines: int = 50, json: bool = False) -> None:
     """Show the last lines of each process."""
     from slipway import cli
@@ -109,10 +109,10 @@ def verify(
         "stack": STACK,
         "endpoint": "base URL of any OpenAI-compatible server",
         "model": "model name to ask for, with --endpoint",
-        "concurrency": "requests in flight",
-        "requests": "requests in all",
-        "input-tokens": "tokens of each prompt",
-        "output-tokens": "tokens to generate for each",
+        "concurrency": "requests in flight (default: 1)",
+        "requests": "requests in all (default: 8)",
+        "input-tokens": "tokens of each prompt (default: 128)",
+        "output-tokens": "tokens to generate for each (default: 64)",
         "json": JSON,
     }
 )

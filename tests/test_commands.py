@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,21 @@ def test_help_is_asked_for_before_or_after_the_command(checkout: Any, words: tup
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "build-image [--options]" in ran.stdout
     assert "--oldest-docker" in ran.stdout
+
+
+DEFAULTS = """
+from tasks import ns
+for name, task in ns.tasks.items():
+    for argument in task.get_arguments():
+        default = argument.default
+        if default not in (None, False, "", []) and str(default) not in (argument.help or ""):
+            print(name, argument.name, default)
+"""
+
+
+def test_help_says_each_default() -> None:
+    ran = subprocess.run([sys.executable, "-c", DEFAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == ""
 
 
 def test_a_failure_under_json_is_one_document_too(checkout: Any) -> None:

@@ -16,6 +16,7 @@ from slipway import documents
 from slipway.documents import Document
 from slipway.documents.writer import write_text
 from slipway.errors import DocumentError, MissingFile, SlipwayError
+from slipway.inventory import Inventory
 
 
 class Part(Document):
@@ -111,6 +112,22 @@ def test_plain_words_stay_words(value: str) -> None:
 def test_wrong_types_are_not_coerced() -> None:
     text = 'kind: wheel\nlabel: 5\nratio: "0.5"\non_duty: 1\nparts: {}\n'
     assert [problem.split(": ", 2)[1] for problem in problems_of(text)] == ["label", "ratio", "on_duty", "parts"]
+
+
+def test_a_document_of_another_kind_is_named_and_no_more() -> None:
+    text = "schema: slipway/checkpoint-lock-request/v1\nrepo: poolside/Laguna-M.1\nrevision: null\n"
+    with pytest.raises(DocumentError) as caught:
+        documents.parse(text, Inventory, "x.yaml")
+    said = "schema: is a slipway/checkpoint-lock-request/v1; a slipway/inventory/v1 is read here"
+    assert [problem.text for problem in caught.value.problems] == [said.removeprefix("schema: ")]
+    assert (caught.value.problems[0].line, caught.value.problems[0].column) == (1, 9)
+
+
+@pytest.mark.parametrize("kind", ["slipway/inventori/v1", "slipway/inventory/v2", "inventory"])
+def test_a_kind_that_is_written_wrong_hides_no_other_mistake(kind: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        documents.parse(f"schema: {kind}\nnodez: []\n", Inventory, "x.yaml")
+    assert len(caught.value.problems) > 2
 
 
 def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:

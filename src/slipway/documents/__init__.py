@@ -137,6 +137,9 @@ def parse(text: str, model: type[Model], name: str) -> Model:
         raise DocumentError([Problem(name, 1, 1, "", f"is empty; a {model.__name__} document is needed")])
     reader = Reader(name)
     data = model.prepared(reader.value(root, ()))
+    other = _other_kind(data, model)
+    if other:
+        raise DocumentError([reader.problem(("schema",), other)])
     problems = reader.problems
     try:
         document = model.model_validate(data)
@@ -177,6 +180,18 @@ def read_json(path: Path, model: type[Model]) -> Model:
             Problem(str(path), 1, 1, dotted(tuple(d["loc"])), f"{d['msg'][:1].lower()}{d['msg'][1:]}") for d in details
         ]
         raise DocumentError(problems) from None
+
+
+def _other_kind(data: Any, model: type[BaseModel]) -> str | None:
+    """What to say of `data` that is a document of ours, but of another kind; its every key would be wrong otherwise."""
+    named = data.get("schema") if isinstance(data, dict) else None
+    field = next((one for name, one in model.model_fields.items() if (one.alias or name) == "schema"), None)
+    wanted = [one for one in typing.get_args(field.annotation) if isinstance(one, str)] if field else []
+    if not wanted or not isinstance(named, str) or not re.fullmatch(r"slipway/[a-z-]+/v[0-9]+", named):
+        return None
+    if named in wanted or difflib.get_close_matches(named, wanted, n=1, cutoff=0.9):
+        return None  # a typing error, or another version of the same
+    return f"is a {named}; a {' or '.join(wanted)} is read here"
 
 
 def _document_location(location: tuple[int | str, ...], data: Any) -> Location:
