@@ -11,7 +11,6 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from slipway.checkpoints import bundle, xet
-from slipway.checkpoints import lock as locks
 from slipway.checkpoints.fetch import FetchResult, fetch
 from slipway.checkpoints.hub import Hub as HubAddress
 from slipway.checkpoints.lock import CheckpointLock
@@ -46,18 +45,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(served: Path, store: Path) -> Iterator[Hub]:
     with serve(served, options=Options(xet=store)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def lock(running: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=running.url, token=None)
-
-
-@pytest.fixture
-def hub(running: Hub, lock: CheckpointLock) -> Hub:
-    running.faults.clear()
-    running.requests.clear()
-    return running
 
 
 class Notes(list[str]):

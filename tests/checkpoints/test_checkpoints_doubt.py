@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from slipway.checkpoints.transfer import Patience
 from slipway.checkpoints.verify import verify
 from slipway.errors import DiskFailure, IntegrityMismatch, SlipwayError
 from slipway.progress import silent
-from slipway.reference.hub import Hub, serve
+from slipway.reference.hub import Hub
 from slipway.reference.hub_faults import Fault
 from slipway.reference.hub_sample import write_sample
 
@@ -53,24 +53,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return served
 
 
-@pytest.fixture(scope="module")
-def running(served: Path) -> Iterator[Hub]:
-    with serve(served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lock(running: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=running.url, token=None)
-
-
-@pytest.fixture
-def hub(running: Hub, lock: CheckpointLock) -> Hub:
-    running.faults.clear()
-    running.requests.clear()
-    return running
-
-
 @pytest.fixture
 def later(hub: Hub, served: Path) -> CheckpointLock:
     """A later revision, which shares all weights; the hub then serves it."""
@@ -78,11 +60,6 @@ def later(hub: Hub, served: Path) -> CheckpointLock:
     found = locks.resolve(REPO, "main", endpoint=hub.url, token=None)
     hub.requests.clear()
     return found
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "models"
 
 
 def get(lock: CheckpointLock, root: Path, hub: Hub, **more: Any) -> FetchResult:

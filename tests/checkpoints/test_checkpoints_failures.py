@@ -89,24 +89,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return served
 
 
-@pytest.fixture(scope="module")
-def running(served: Path) -> Iterator[Hub]:
-    with serve(served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lock(running: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=running.url, token=None)
-
-
-@pytest.fixture
-def hub(running: Hub, lock: CheckpointLock) -> Hub:
-    running.faults.clear()
-    running.requests.clear()
-    return running
-
-
 def quick(waits: list[float] | None = None, **changes: object) -> Patience:
     wait = waits.append if waits is not None else lambda _: None
     return Patience(**{"attempts": 3, "stall_s": 0.4, "wait": wait, **changes})  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from slipway.checkpoints.publish import MANIFEST, published
 from slipway.checkpoints.transfer import Patience
 from slipway.checkpoints.verify import verify
 from slipway.errors import DiskFailure, IntegrityMismatch, NetworkFailure, UsageError
-from slipway.reference.hub import Hub, serve
+from slipway.reference.hub import Hub
 from slipway.reference.hub_faults import Fault
 from slipway.reference.hub_sample import write_sample
 
@@ -46,29 +46,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     served = tmp_path_factory.mktemp("served")
     write_sample(served / REPO, rows=40_000)
     return served
-
-
-@pytest.fixture(scope="module")
-def running(served: Path) -> Iterator[Hub]:
-    with serve(served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lock(running: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=running.url, token=None)
-
-
-@pytest.fixture
-def hub(running: Hub, lock: CheckpointLock) -> Hub:
-    running.faults.clear()
-    running.requests.clear()
-    return running
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "models"
 
 
 def get(lock: CheckpointLock, root: Path, hub: Hub, **more: object) -> FetchResult:

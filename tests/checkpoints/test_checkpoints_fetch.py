@@ -49,29 +49,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return served
 
 
-@pytest.fixture(scope="module")
-def running(served: Path) -> Iterator[Hub]:
-    with serve(served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lock(running: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=running.url, token=None)
-
-
-@pytest.fixture
-def hub(running: Hub, lock: CheckpointLock) -> Hub:
-    running.faults.clear()
-    running.requests.clear()
-    return running
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "models"
-
-
 class Waits(list[float]):
     """Remembers each wait and takes no time."""
 

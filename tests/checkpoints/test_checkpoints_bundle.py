@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,10 @@ from slipway.checkpoints import lock as locks
 from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.verify import verify
 from slipway.errors import MissingFile, UsageError
-from slipway.reference.hub import Hub, serve
+from slipway.reference.hub import Hub
 from slipway.reference.hub_faults import Fault
-from slipway.reference.hub_sample import write_sample
 
 REPO = "poolside/Laguna-tiny"
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    served = tmp_path_factory.mktemp("served")
-    write_sample(served / REPO)
-    with serve(served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lock(hub: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=hub.url, token=None)
 
 
 @pytest.fixture

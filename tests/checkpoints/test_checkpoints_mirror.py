@@ -44,7 +44,7 @@ from slipway.reference.hub import serve
 from slipway.reference.hub_sample import write_sample
 from slipway.stacks import Checkout
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REPO = "poolside/Laguna-tiny"
 SHARD = "model-00001-of-00003.safetensors"
 BUCKET = "weights"

@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from slipway.checkpoints.pins import MANIFEST
 from slipway.checkpoints.publish import published
 from slipway.checkpoints.verify import verify
 from slipway.errors import DiskFailure, NetworkFailure, UsageError
-from slipway.reference.hub import Hub, serve
+from slipway.reference.hub import Hub
 from slipway.reference.hub_faults import Fault
 from slipway.reference.hub_sample import write_sample
 
@@ -39,29 +38,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sample(served / REPO)
     write_sample(served / "later", shards=2, seed=7)
     return served
-
-
-@pytest.fixture(scope="module")
-def running(served: Path) -> Iterator[Hub]:
-    with serve(served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lock(running: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=running.url, token=None)
-
-
-@pytest.fixture
-def hub(running: Hub, lock: CheckpointLock) -> Hub:
-    running.faults.clear()
-    running.requests.clear()
-    return running
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "models"
 
 
 def get(lock: CheckpointLock, root: Path, hub: Hub) -> FetchResult:

@@ -23,7 +23,7 @@ from slipway.reference.hub_faults import Fault
 from slipway.reference.hub_sample import write_sample, write_shard
 from slipway.stacks import Checkout
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFTER = "poolside/Laguna-S-2.1-INT4", "poolside/Laguna-S-2.1-DFlash-INT4"
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_nothing_wrong_is_published_under_kills_and_no_flip_goes_unseen(tmp_path: Path) -> None:

@@ -16,28 +16,15 @@ import pytest
 from slipway.checkpoints import lock as locks
 from slipway.checkpoints.lock import CheckpointLock
 from slipway.checkpoints.verify import verify
-from slipway.reference.hub import Hub, serve
+from slipway.reference.hub import Hub
 from slipway.reference.hub_faults import Fault
-from slipway.reference.hub_sample import write_sample
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 REPO = "poolside/Laguna-tiny"
 CODE = (
     "import json, pathlib, sys\nfrom slipway.checkpoints.host_job import main\n"
     "sys.exit(main(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])))"
 )
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    write_sample(tmp_path / "served" / REPO)
-    with serve(tmp_path / "served") as running:
-        yield running
-
-
-@pytest.fixture
-def lock(hub: Hub) -> CheckpointLock:
-    return locks.resolve(REPO, "main", endpoint=hub.url, token=None)
 
 
 @contextmanager
@@ -74,14 +61,14 @@ def test_a_node_fetches_with_the_environment_that_it_is_given(lock: CheckpointLo
     assert not any(request.authorized for request in hub.requests)
 
 
-def test_a_node_serves_until_the_lifeline_ends(lock: CheckpointLock, hub: Hub, tmp_path: Path) -> None:
+def test_a_node_serves_until_the_lifeline_ends(lock: CheckpointLock, hub: Hub, served: Path, tmp_path: Path) -> None:
     fetch(lock, tmp_path, hub)
     with job(lock, tmp_path, do="serve", address="127.0.0.1") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         with urllib.request.urlopen(f"{url}/{REPO}/resolve/{lock.revision}/config.json") as answer:
-            assert answer.read() == (tmp_path / "served" / REPO / "config.json").read_bytes()
+            assert answer.read() == (served / REPO / "config.json").read_bytes()
         process.stdin.close()
         assert process.wait(timeout=30) == 0
 

@@ -19,7 +19,7 @@ from slipway.errors import IntegrityMismatch
 from slipway.reference.hub import serve
 from slipway.reference.hub_sample import write_sample
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REPO = "sentence-transformers/all-MiniLM-L6-v2"
 PUBLIC_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """LFS oid of model.safetensors at revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41, quoted in many public manifests."""
