@@ -67,6 +67,12 @@ else:
         RouterArgs.add_cli_args(parser, use_router_prefix=False)
         return parser
 
+spellings = {text for action in make()._actions for text in action.option_strings}
+if asked["engine"] == "sglang":
+    from sglang.cli.serve import _extract_model_type_override
+    # `sglang serve` takes this one away before its parser sees the words.
+    if _extract_model_type_override(["--model-type", "llm", "--x"]) == ("llm", ["--x"]):
+        spellings.add("--model-type")
 refused = {}
 for name, argv in asked["commands"].items():
     said = io.StringIO()
@@ -75,8 +81,7 @@ for name, argv in asked["commands"].items():
             make().parse_args(argv)
     except SystemExit:
         refused[name] = said.getvalue().strip().splitlines()[-1:]
-spellings = sorted({text for action in make()._actions for text in action.option_strings})
-print("ANSWER " + json.dumps({"refused": refused, "spellings": spellings}))
+print("ANSWER " + json.dumps({"refused": refused, "spellings": sorted(spellings)}))
 '''
 
 
