@@ -8,6 +8,7 @@ a stream is whole (`[DONE]`) or broken (an error frame inside HTTP 200, as vLLM 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,6 +141,23 @@ def error_from(value: Any) -> str | None:
     if isinstance(said, dict):
         said = said.get("message") or said
     return clean(said if isinstance(said, str) else json.dumps(said))[:500] or "an error without words"
+
+
+def words_of(body: bytes) -> str:
+    """What a refusal says: its error message, else the name of a web page, else its text; the key is still in it if it was."""
+    text = body[:4000].decode("utf-8", "replace")
+    try:
+        return error_from(json.loads(text)) or text
+    except (ValueError, RecursionError):
+        return _page(text) or text
+
+
+def _page(text: str) -> str | None:
+    """What a web page is called, which a proxy or another kind of server answers with; None for anything else."""
+    if not text.lstrip().startswith("<"):
+        return None
+    title = re.search(r"<title[^>]*>([^<]*)", text, re.IGNORECASE)
+    return f"a web page ({title[1].strip()})" if title and title[1].strip() else "a web page"
 
 
 def reasoning_of(message: dict[str, Any]) -> str:

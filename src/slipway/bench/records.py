@@ -12,7 +12,7 @@ from typing import Any
 from slipway import sse
 from slipway.bench.client import Exchange
 from slipway.bench.result import RequestRecord
-from slipway.endpoint import FINISH_REASONS, Endpoint, words
+from slipway.endpoint import FINISH_REASONS, Endpoint
 from slipway.sse import Answer
 
 
@@ -56,7 +56,7 @@ def _failure(exchange: Exchange, answer: Answer) -> tuple[str, str]:
         return exchange.failure, exchange.detail
     status = exchange.response.status
     if status not in {0, 200}:
-        return f"http {status}", words(exchange.response.body())
+        return f"http {status}", sse.words_of(exchange.response.body())
     if answer.error is not None:
         return "error frame", answer.error
     if exchange.failure:

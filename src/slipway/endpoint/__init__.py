@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -299,7 +298,7 @@ class Client:
         )
 
     def _refusal(self, place: str, status: int, raw: bytes) -> SlipwayError:
-        said = self.endpoint.shown(words(raw)) or "no words"
+        said = self.endpoint.shown(sse.words_of(raw)) or "no words"
         if status in {401, 403}:
             return AuthFailure(
                 place, f"HTTP {status}: {said}", "", f"set {API_KEY_VARIABLE} to a key this server takes"
@@ -317,23 +316,6 @@ class Client:
         return EngineFailed(
             f"{self.endpoint.url}{path}", problem, why, "look at the engine's log; then run the command again"
         )
-
-
-def words(body: bytes) -> str:
-    """What a refusal says: its error message, else the name of a web page, else its text; the key is still in it if it was."""
-    text = body[:4000].decode("utf-8", "replace")
-    try:
-        return sse.error_from(json.loads(text)) or text
-    except (ValueError, RecursionError):
-        return _page(text) or text
-
-
-def _page(text: str) -> str | None:
-    """What a web page is called, which a proxy or another kind of server answers with; None for anything else."""
-    if not text.lstrip().startswith("<"):
-        return None
-    title = re.search(r"<title[^>]*>([^<]*)", text, re.IGNORECASE)
-    return f"a web page ({title[1].strip()})" if title and title[1].strip() else "a web page"
 
 
 def _answer_from(body: dict[str, Any]) -> Answer:
