@@ -63,6 +63,7 @@ def lock_image(
         "variant": VARIANT,
         "dry-run": "show the resolved build instead, without any network",
         "push": "also send it to a registry, as registry/name:tag, with SBOM and provenance",
+        "replace": "with --push: let a tag there move from another image",
         "sign": "with --push: sign it with this cosign key file (its password in COSIGN_PASSWORD)",
         "no-cache": "run every step again",
         "builder": BUILDER,
@@ -79,6 +80,7 @@ def build_image(
     variant: str = "default",
     dry_run: bool = False,
     push: str | None = None,
+    replace: bool = False,
     sign: str | None = None,
     no_cache: bool = False,
     builder: str = "docker",
@@ -94,12 +96,16 @@ def build_image(
 
     with cli.command(json) as output:
         actions.refuse_unmeant({}, push=push, sign=sign)
+        if replace and not push:
+            raise UsageError("--replace", "needs --push", "only a tag can move", "add --push REF, or leave it out")
         if sign and not push:
             raise UsageError(
                 "--sign", "needs --push", "a signature is kept beside the image in its registry", "add --push REF"
             )
         key = Path(sign) if sign else None
-        options = actions.Options(builder, no_cache, push, key, tuple(secret or ()), oldest_docker, compression)
+        options = actions.Options(
+            builder, no_cache, push, key, tuple(secret or ()), oldest_docker, compression, replace
+        )
         place = _place(engine, variant)
         if dry_run:
             output.result(*actions.show_build(place, options))

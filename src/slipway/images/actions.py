@@ -21,7 +21,7 @@ from slipway.images.locking import World
 from slipway.images.registry import registry_from
 from slipway.images.spec import UpstreamSource
 from slipway.images.stores import Place as StorePlace
-from slipway.images.stores import parse_place
+from slipway.images.stores import parse_destination, parse_place
 from slipway.progress import Progress, human_bytes
 
 SECRETS = {
@@ -39,7 +39,10 @@ Answer = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Options:
-    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression unless that is given."""
+    """How a command was called; `oldest_docker` is the oldest node's Docker, which decides the compression unless that is given.
+
+    `replace`: a tag that is pushed to may move.
+    """
 
     builder: str = "docker"
     no_cache: bool = False
@@ -48,6 +51,7 @@ class Options:
     secrets: tuple[str, ...] = ()
     oldest_docker: str | None = None
     compression: str | None = None
+    replace: bool = False
 
 
 def lock_image(
@@ -118,6 +122,8 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
     Raises: as `building.build`, `mirror.run` and, before anything is built, `Cosign.require_key`.
     """
     settings = settings_from(os.environ, options)
+    if options.push:
+        parse_destination(options.push)
     if options.sign:
         # A tag that is published and then cannot be signed would stand there unsigned.
         signing.refuse_no_key(options.sign)
@@ -161,7 +167,8 @@ def _pushed(
         # By the digest that was checked: what else the archive names is not sent, and nothing is said of another image.
         checked = built.result.manifest_digest
         start = StorePlace("archive", None, built.archive, checked)
-        sent = mirror.run(start, options.push, registry, mirror.Options(replace=True), progress)
+        end = parse_destination(options.push)
+        sent = mirror.run(start, end, registry, mirror.Options(replace=options.replace), progress)
         refuse_other(options.push, sent.digest, checked)
         pinned = parse(options.push).at(digest=sent.digest)
         return sent, papers.say(place, made, result, pinned, registry, options.sign)
@@ -226,14 +233,14 @@ def mirror_image(
     made = None if source else lock.read(place.images, place.engine, place.variant, place.spec())
     here = building.require_here(place, made) if made else None
     begin = StorePlace("archive", None, place.archive, here.manifest_digest) if here else parse_place(start)
-    end = parse_place(to)
+    end = parse_destination(to)
     if made and end.path and end.ref is None:
         end = replace(end, ref=inputs.tag(made))  # a built image has no other name yet
     with registry_from() as registry:
-        sent = mirror.run(begin, end, registry, way, progress)
-        if made and here:
+        said = papers.about(place, made, end, here.manifest_digest) if made and here else ()
+        sent = mirror.run(begin, end, registry, way, progress, said)
+        if here:
             refuse_other(to, sent.digest, here.manifest_digest)
-            sent = replace(sent, attached=papers.attach_all(place, made, end, sent.digest, registry))
     document = {**sent.__dict__, "from": start, "to": str(end), "attached": list(sent.attached)}
     return document, (
         f"{end}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
@@ -289,12 +296,21 @@ def settings_from(environ: Mapping[str, str], options: Options) -> Settings:
                 "correct it",
             )
         secrets[name] = Path(path)
+        if not secrets[name].is_file():
+            raise MissingFile("--secret", f"{name} has no such file (got {path})", "", "correct the path")
     return Settings(
         secrets=secrets,
         mirrors=parse_mirrors(environ.get(MIRRORS, "")),
-        network=environ.get(NETWORK, "default"),
+        network=_network(environ.get(NETWORK) or "default"),
         compression=_compression(options),
     )
+
+
+def _network(name: str) -> str:
+    """The network of RUN. Raises: UsageError."""
+    if name not in {"default", "host", "none"}:
+        raise UsageError(NETWORK, f"is not known (got {name!a})", "known: default, host, none", "choose one of them")
+    return name
 
 
 def _compression(options: Options) -> Compression:

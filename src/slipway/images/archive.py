@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -60,6 +60,10 @@ class Archive:
         Raises: MissingFile, UsageError, IntegrityMismatch.
         """
         return self.manifest(layout.chosen(self._entries, self._ref, self.path))
+
+    def digests(self) -> tuple[str, ...]:
+        """Digests of the images in it, papers left out."""
+        return tuple(dict.fromkeys(entry.digest for entry in layout.images_among(self._entries)))
 
     def manifest(self, descriptor: Descriptor) -> Manifest:
         """The manifest of `descriptor`, proved.
@@ -164,13 +168,14 @@ class Archive:
         return manifest
 
 
-def write(folder: Path, path: Path) -> None:
-    """Nothing; the layout in `folder` is now also the archive at `path`, the same bytes for the same layout.
+def write(folder: Path, path: Path, digests: Iterable[str]) -> None:
+    """Nothing; the `digests` of the layout in `folder` are now also the archive at `path`, the same bytes for the same ones.
 
     Raises: DiskFailure, MissingFile.
     """
     part = path.with_name(f".{path.name}.part")
-    names = [*sorted((folder / "blobs" / "sha256").glob("[0-9a-f]*")), folder / "index.json", folder / "oci-layout"]
+    blobs = [folder / "blobs" / "sha256" / digest.removeprefix("sha256:") for digest in sorted(digests)]
+    names = [*blobs, folder / "index.json", folder / "oci-layout"]
     try:
         with part.open("wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:

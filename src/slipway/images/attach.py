@@ -5,17 +5,16 @@ What is attached goes wherever `mirror` takes the image. Attaching the same docu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from slipway.errors import MissingFile, UsageError
 from slipway.images import manifests, provenance, sbom
 from slipway.images.image_name import ImageName, parse
-from slipway.images.layout import Layout
 from slipway.images.manifests import EMPTY, Descriptor, Manifest
 from slipway.images.registry import Registry
 from slipway.images.sbom import timestamp
+from slipway.images.stores import Attached, Source
 
 
 @dataclass(frozen=True)
@@ -54,18 +53,43 @@ def attach(registry: Registry, image: ImageName | str, paper: Paper) -> ImageNam
     return name.at(digest=manifest.digest)
 
 
-def attach_in_layout(folder: Path, ref: str | None, paper: Paper) -> str:
-    """The digest of the manifest that attaches `paper` to the image `ref` in the layout `folder`.
+class WithPapers:
+    """The image of `source`, with `papers` attached to it besides what `source` has: whoever copies it takes them along."""
 
-    Raises: MissingFile, UsageError, IntegrityMismatch, DiskFailure.
-    """
-    layout = Layout(folder, ref)
-    manifest, blob = _artifact(paper, layout.root().descriptor)
-    for descriptor, data in ((EMPTY, b"{}"), (blob, paper.data)):
-        layout.put_blob(descriptor, lambda start, data=data: iter((data[start:],)))  # type: ignore[misc]
-    layout.put_manifest(manifest)
-    layout.publish()
-    return manifest.digest
+    def __init__(self, source: Source, papers: Sequence[Paper]) -> None:
+        self._source = source
+        self._papers = papers
+        self._subject = ""
+        self._manifests: dict[str, Manifest] = {}
+        self._blobs: dict[str, bytes] = {}
+
+    def root(self) -> Manifest:
+        """The manifest that is meant. Raises: as the source."""
+        root = self._source.root()
+        self._subject = root.digest
+        for paper in self._papers:
+            manifest, blob = _artifact(paper, root.descriptor)
+            self._manifests[manifest.digest] = manifest
+            self._blobs |= {EMPTY.digest: b"{}", blob.digest: paper.data}
+        return root
+
+    def manifest(self, descriptor: Descriptor) -> Manifest:
+        """The manifest of `descriptor`, proved. Raises: as the source."""
+        return self._manifests.get(descriptor.digest) or self._source.manifest(descriptor)
+
+    def read(self, descriptor: Descriptor, start: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from `start` on, not yet proved. Raises: as the source."""
+        data = self._blobs.get(descriptor.digest)
+        return iter((data[start:],)) if data is not None else self._source.read(descriptor, start)
+
+    def reject(self, digest: str) -> bool:
+        """Whether `digest` may be asked for again."""
+        return digest not in self._blobs and self._source.reject(digest)
+
+    def attached(self, digest: str) -> tuple[Attached, ...]:
+        """What refers to `digest`. Raises: as the source."""
+        ours = self._manifests.values() if digest == self._subject else ()
+        return (*self._source.attached(digest), *(Attached(manifest.descriptor) for manifest in ours))
 
 
 def attached(registry: Registry, image: ImageName | str, media_type: str) -> tuple[bytes, ...]:

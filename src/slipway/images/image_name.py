@@ -59,6 +59,12 @@ class ImageName:
         return ImageName(host, repository, self.tag, self.digest)
 
 
+def names_registry(text: str) -> bool:
+    """Whether `text` says which registry it means, and does not leave it to Docker's default."""
+    head, slash, _ = text.partition("/")
+    return bool(slash) and _is_host(head)
+
+
 def parse(text: str) -> ImageName:
     """The image that `text` names, with Docker's defaults for the registry; a tag is never assumed.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from slipway.durable import sync_folder, write_durably
-from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
+from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, UsageError, from_os_error
 from slipway.images import manifests
 from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import SIGNATURE_TAGS, Attached
@@ -31,10 +31,14 @@ _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 
 
 class Layout:
-    """The layout in `folder`: a source, and a destination; `ref` is the name that is meant in it, or a digest."""
+    """The layout in `folder`: a source, and a destination; `ref` is the name that is meant in it, or a digest.
 
-    def __init__(self, folder: Path, ref: str | None = None) -> None:
+    As a destination, `replace` says that the name may move from another image.
+    """
+
+    def __init__(self, folder: Path, ref: str | None = None, *, replace: bool = False) -> None:
         self.folder = folder
+        self._replace = replace
         self._ref = ref
         self._new: list[Descriptor] = []
 
@@ -162,12 +166,20 @@ class Layout:
         return "sent"
 
     def admit(self, root: Manifest) -> None:
-        """Make the layout, if there is none; a name may move to another image, whose bytes stay.
+        """Make the layout, if there is none; refuse to move a name from another image, unless that is allowed.
 
-        Raises: UsageError, DiskFailure.
+        Raises: UsageError, LockDrift, DiskFailure, IntegrityMismatch.
         """
-        del root
         self.create()
+        if self._ref is None or self._replace or not (self.folder / "index.json").exists():
+            return
+        taken = {entry.digest for entry in images_among(self.entries()) if _name(entry) == self._ref} - {root.digest}
+        if taken:
+            problem, why = (
+                f"the name {self._ref} is taken by {', '.join(sorted(taken))}",
+                f"it would move to {root.digest}",
+            )
+            raise LockDrift(self.folder, problem, why, "choose another name, or give --replace")
 
     def put_manifest(self, manifest: Manifest, suffix: str = "", about: str = "") -> str:
         """Keep `manifest`; what says something of another comes into the index with the next `finish`.
@@ -213,6 +225,18 @@ class Layout:
         Raises: as `entries` and `manifest`.
         """
         return attached_among(self.entries(), digest, self.manifest)
+
+    def reachable(self) -> frozenset[str]:
+        """Digests of all that the index leads to. Raises: as `entries` and `manifest`."""
+        seen, waiting = set[str](), list(self.entries())
+        while waiting:
+            entry = waiting.pop()
+            if entry.digest not in seen:
+                seen.add(entry.digest)
+                if entry.media_type in manifests.INDEXES | manifests.IMAGES:
+                    manifest = self.manifest(entry)
+                    waiting += (*manifest.manifests, *manifest.blobs)
+        return frozenset(seen)
 
     def verify(self) -> tuple[str, ...]:
         """Digests of all that the index leads to and that is missing or spoilt; empty when all is right.

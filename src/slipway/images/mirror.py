@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +16,21 @@ from pathlib import Path
 from slipway.errors import DiskFailure, IntegrityMismatch, LockDrift, MissingFile, UsageError
 from slipway.images import archive, manifests
 from slipway.images.archive import Archive
+from slipway.images.attach import Paper, WithPapers
 from slipway.images.image_name import ImageName
 from slipway.images.layout import Layout
 from slipway.images.manifests import Descriptor, Manifest
 from slipway.images.registry import Registry
-from slipway.images.stores import LAYOUTS, SIGNATURE_TAGS, Attached, Destination, Place, Source, parse_place
+from slipway.images.stores import (
+    LAYOUTS,
+    SIGNATURE_TAGS,
+    Attached,
+    Destination,
+    Place,
+    Source,
+    parse_destination,
+    parse_place,
+)
 from slipway.progress import Advance, Progress, human_bytes, silent
 
 _MAX_DEPTH = 4
@@ -56,17 +66,21 @@ def run(
     registry: Registry,
     options: Options | None = None,
     progress: Progress = silent,
+    papers: Sequence[Paper] = (),
 ) -> Mirrored:
     """What was done so that `destination` has the image at `source`; places are written as `stores.parse_place` says.
 
-    With a platform, an index is left behind and that platform's image is copied, whose digest is another.
+    With a platform, an index is left behind and that platform's image is copied, whose digest is another. `papers` are attached
+    to it on the way.
 
     Raises: UsageError, LockDrift for a tag that would move, IntegrityMismatch, MissingFile, DiskFailure, AuthFailure, NetworkFailure.
     """
     options = options or Options()
     start = parse_place(source) if isinstance(source, str) else source
-    end = parse_place(destination) if isinstance(destination, str) else destination
-    return mirror(_source(start, registry), _destination(start, end, registry, options), options, progress)
+    end = parse_destination(destination) if isinstance(destination, str) else destination
+    begin = _source(start, registry)
+    begin = WithPapers(begin, papers) if papers else begin
+    return mirror(begin, _destination(start, end, registry, options), options, progress)
 
 
 def mirror(source: Source, destination: Destination, options: Options, progress: Progress = silent) -> Mirrored:
@@ -146,7 +160,7 @@ class RegistryStore:
         now = self.registry.taken_by(self.name)
         if now not in {None, root.digest}:
             why = f"it would move to {root.digest}"
-            raise LockDrift(self.name, f"the tag is taken by {now}", why, "choose another tag, or allow to replace it")
+            raise LockDrift(self.name, f"the tag is taken by {now}", why, "choose another tag, or give --replace")
 
     def put_blob(self, descriptor: Descriptor, read: Callable[[int], Iterator[bytes]]) -> str:
         def proved() -> Iterator[bytes]:
@@ -173,14 +187,35 @@ class RegistryStore:
 class ArchiveStore(Layout):
     """The archive at `path` as a destination: a layout beside it until all is there, so that it can be gone on with."""
 
-    def __init__(self, path: Path, ref: str | None = None) -> None:
-        super().__init__(path.with_name(f".{path.name}.layout"), ref)
+    def __init__(self, path: Path, ref: str | None = None, *, replace: bool = False) -> None:
+        super().__init__(path.with_name(f".{path.name}.layout"), ref, replace=True)
         self._path = path
+        self._may_replace = replace
+
+    def admit(self, root: Manifest) -> None:
+        """Make the layout; a file that is there is never overwritten, but by the same image or where that is allowed.
+
+        Raises: UsageError, LockDrift, MissingFile, DiskFailure.
+        """
+        if not self._path.parent.is_dir():
+            raise MissingFile(self._path.parent, "no such folder", "the archive is to lie in it", "make it first")
+        if self._path.exists():
+            try:
+                there = Archive(self._path).digests()
+            except (IntegrityMismatch, DiskFailure):
+                why = "only an archive of images is ever replaced"
+                raise UsageError(self._path, "is another file", why, "name another one, or remove it") from None
+            if root.digest not in there and not self._may_replace:
+                problem, why = f"has another image ({', '.join(there) or 'none'})", f"it would be {root.digest}"
+                raise LockDrift(self._path, problem, why, "name another file, or give --replace")
+        self.create()
 
     def finish(self, root: Manifest) -> None:
         """Nothing; the archive is there, and the layout is not. Raises: DiskFailure."""
+        # What an earlier run left may be of another image, so that only what the index now leads to is packed.
+        (self.folder / "index.json").unlink(missing_ok=True)
         super().finish(root)
-        archive.write(self.folder, self._path)
+        archive.write(self.folder, self._path, self.reachable())
         shutil.rmtree(self.folder)
 
 
@@ -204,7 +239,8 @@ def _destination(start: Place, place: Place, registry: Registry, options: Option
         )
     if ref is not None and ref.startswith("sha256:"):
         ref = None  # a digest is no name; the image gets one from its own
-    return Layout(place.path, ref) if place.kind in LAYOUTS else ArchiveStore(place.path, ref)
+    store = Layout if place.kind in LAYOUTS else ArchiveStore
+    return store(place.path, ref, replace=options.replace)
 
 
 def _for_platform(source: Source, root: Manifest, platform: str) -> Manifest:

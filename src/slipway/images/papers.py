@@ -18,7 +18,6 @@ from slipway.images.provenance import Build, Material
 from slipway.images.registry import Registry
 from slipway.images.requirements_file import python_packages
 from slipway.images.sbom import Components, Deb, GitSource
-from slipway.images.stores import ARCHIVES
 from slipway.images.stores import Place as StorePlace
 
 
@@ -95,22 +94,17 @@ def say(place: Place, made: ImageLock, result: Result, pushed: ImageName, regist
     return Said(bill.digest or "", origin.digest or "", key is not None)
 
 
-def attach_all(place: Place, made: ImageLock, end: StorePlace, digest: str, registry: Registry) -> tuple[str, ...]:
-    """Digests of the manifests that carry SBOM and provenance, attached to the built image at `end`; none in an archive.
+def about(place: Place, made: ImageLock, end: StorePlace, digest: str) -> tuple[attach.Paper, ...]:
+    """SBOM and provenance of the built image `digest`, which is to be at `end`; none where the lock has no result yet.
 
-    Raises: as `attach.attach` and `attach.attach_in_layout`.
+    Raises: as `components`.
     """
     result = next((found for found in made.results if found.manifest_digest == digest), None)
     result = result or (made.results[0] if made.results else None)
-    if result is None or end.kind in ARCHIVES:
+    if result is None:
         return ()
-    if end.name:
-        said = say(place, made, result, end.name.at(digest=digest), registry, None)
-        return said.sbom, said.provenance
-    assert end.path
-    image = parse(inputs_tag(made)).at(digest=digest)
-    found = (attach.sbom_paper(components(place, made)), attach.provenance_paper(statement(made, result, image)))
-    return tuple(attach.attach_in_layout(end.path, digest, paper) for paper in found)
+    image = (end.name or parse(inputs_tag(made))).at(digest=digest)
+    return attach.sbom_paper(components(place, made)), attach.provenance_paper(statement(made, result, image))
 
 
 def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, key: Path | None) -> tuple[str, ...]:
@@ -126,7 +120,9 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
     label = oci_archive.labels(config).get(lock.LABEL)
     if label != made.inputs_digest:
         why = f"{place.lock} has {made.inputs_digest}"
-        raise LockDrift(pinned, f"was built from another lock (got {label})", why, "push what build-image makes now")
+        raise LockDrift(
+            pinned, f"was built from another lock (got {label or 'no label'})", why, "push what build-image makes now"
+        )
     # The config's digest and not what it says: entrypoint, user and environment must be the built image's too.
     digest = registry.image(pinned, made.platform).blobs[0].digest
     result = next((found for found in made.results if found.config_digest == digest), None)

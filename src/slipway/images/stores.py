@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slipway.errors import UsageError
-from slipway.images.image_name import ImageName, parse
+from slipway.images.image_name import ImageName, names_registry, parse
 from slipway.images.manifests import Descriptor, Manifest
 
 SIGNATURE_TAGS = (".sig", ".att", ".sbom")
@@ -101,3 +101,15 @@ def parse_place(text: str) -> Place:
             ascii(text)[1:-1], "names no place of images", f"{kind}:PATH, or {kind}:PATH:NAME", "write it so"
         )
     return Place(kind, None, Path(path), ref)
+
+
+def parse_destination(text: str) -> Place:
+    """The place that `text` writes, where something is to be sent to: a registry must be named, none is assumed.
+
+    Raises: UsageError.
+    """
+    place = parse_place(text)
+    if place.name is not None and not names_registry(text.removeprefix("docker://")):
+        why = "what is sent away needs its whole name: registry/name:tag; Docker Hub's is docker.io/USER/NAME:TAG"
+        raise UsageError(ascii(text)[1:-1], "names no registry", why, "write the whole name")
+    return place
