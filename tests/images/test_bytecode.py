@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,29 @@ def test_a_folder_that_cannot_be_written_is_an_error(tree: Path) -> None:
     ran = subprocess.run([sys.executable, "-B", bytecode.__file__, tree], check=False, capture_output=True, text=True)
     assert ran.returncode != 0
     assert "which compiled a folder, ended with 1" in ran.stderr
+
+
+def test_bytecode_that_a_package_brought_does_not_stay(tmp_path: Path) -> None:
+    source, modes = tmp_path / "a.py", py_compile.PycInvalidationMode
+    source.write_text("x = 1\n")
+    cache = Path(importlib.util.cache_from_source(str(source))).parent
+    py_compile.compile(str(source), invalidation_mode=modes.UNCHECKED_HASH, optimize=1)
+    py_compile.compile(str(source), str(tmp_path / "a.pyc"), invalidation_mode=modes.TIMESTAMP)
+    py_compile.compile(str(source), str(cache / "broken.cpython-399.pyc"), invalidation_mode=modes.UNCHECKED_HASH)
+    py_compile.compile(str(source), str(tmp_path / "sourceless.pyc"), invalidation_mode=modes.TIMESTAMP)
+    (tmp_path / "broken.py").write_text("x = (\n")
+    source.write_text("x = 2\n")
+    assert list(compiled(tmp_path)) == [
+        str(Path(importlib.util.cache_from_source(str(source))).relative_to(tmp_path)),
+        "sourceless.pyc",
+    ]
+
+
+def test_a_folder_or_a_module_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-B", bytecode.__file__]
+    (tmp_path / "a.py").symlink_to("nowhere")
+    for folder, said in ((tmp_path, "a.py"), (tmp_path / "absent", "absent")):
+        ran = subprocess.run([*command, folder], check=False, capture_output=True, text=True)
+        assert ran.returncode == 1
+        assert said in ran.stderr
+        assert "Traceback" not in ran.stderr

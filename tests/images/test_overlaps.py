@@ -117,3 +117,62 @@ def test_a_circle_has_one_order(tmp_path: Path) -> None:
         with zipfile.ZipFile(wheel(tmp_path, name, {"x.py": name}, needs)) as archive:
             archive.extractall(tmp_path / "site")
     assert list(overlaps.installed(tmp_path / "site")) == ["c", "b", "a"]
+
+
+def packages(site: Path, **records: str) -> Path:
+    """A folder of installed packages with these RECORDs; `x.py` in it holds `b`."""
+    for name, record in records.items():
+        info = site / f"{name}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {name.partition('_')[0]}\n")
+        (info / "RECORD").write_text(record)
+    (site / "x.py").write_text("b")
+    return site
+
+
+OF_A, OF_B = f"x.py,{entry(b'a')},1\n", f"x.py,{entry(b'b')},1\n"
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "said"),
+    [
+        ({"a": OF_A, "b": OF_B}, 0, ""),
+        ({"a": OF_B, "b": OF_A}, 1, "x.py: expected"),
+        ({"a": OF_A, "b": "x.py,,\n"}, 1, "x.py: b gives no hash of it, and a write it too"),
+        ({"a": "x.py,,\n", "b": "x.py,,\n"}, 1, "x.py: b gives no hash of it"),
+        ({"a": "x.py,,\n", "b": OF_B}, 0, ""),
+        ({"a": OF_A, "a_again": OF_B}, 2, "is a second package named a"),
+        ({"a": OF_A, "b": f"d/../x.py,{entry(b'c')},1\n"}, 1, "x.py: expected"),
+        ({"a": OF_A, "b": "{site}/" + f"x.py,{entry(b'c')},1\n"}, 1, "x.py: expected"),
+        (
+            {"a": f"x,{entry(b'a')},1\n", "b": f"x/y.py,{entry(b'b')},1\n"},
+            1,
+            "x/y.py: is a file of b, and x is one of a",
+        ),
+        ({"a": OF_A, "b": "x.py,sha512=AAAA,1\n"}, 1, "got sha512="),
+        ({"a": OF_A, "b": "x.py,crc=AAAA,1\n"}, 1, "got no crc, which is not known here"),
+        ({"a": f'"{"x" * 200_000}",{entry(b"a")},1\n'}, 2, "a-1.dist-info/RECORD: cannot be read"),
+    ],
+)
+def test_what_cannot_be_proved_is_not_called_right(
+    tmp_path: Path, records: dict[str, str], code: int, said: str
+) -> None:
+    site = packages(tmp_path, **{name: text.replace("{site}", str(tmp_path)) for name, text in records.items()})
+    ran = run("--check", site)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
+    assert said in ran.stderr
+
+
+@pytest.mark.parametrize("words", [("--check", "/nowhere"), ("--check",), ("--chek", "/"), ("/", "/"), ()])
+def test_where_nothing_can_be_told_it_is_an_error(words: tuple[str, ...]) -> None:
+    ran = run(*words)
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+
+
+def test_needs_are_read_whatever_their_case_and_however_long_their_chain(tmp_path: Path) -> None:
+    site = packages(tmp_path, **{f"p{number}": "" for number in range(1500)})
+    for number in range(1499):
+        need = f"requires-dist: p{number + 1}; platform_release != 'extra'\n"
+        (site / f"p{number}-1.dist-info" / "METADATA").write_text(f"Name: p{number}\n{need}")
+    assert list(overlaps.installed(site))[:2] == ["p1499", "p1498"]
