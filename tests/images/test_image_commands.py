@@ -253,6 +253,18 @@ def test_other_bytes_than_the_locked_ones_are_refused_before_and_by_the_build(
     edited = copy.run("build-image", "--engine", "sglang", "--dry-run")
     assert edited.returncode == 3
     assert "was edited by hand" in edited.stderr
+    lock.write_text(lock.read_text().replace("engine_version: 0.5.19", "engine_version: 0.5.18"))
+    assert copy.run("build-image", "--engine", "sglang").returncode == 0
+    whole = lock.read_text()
+    results = whole[whole.index("results:") : whole.index("results_sealed:")]
+    for changed in (
+        whole.replace("version: buildx", "version: somebody's buildx"),
+        whole.replace(results, "results: []\n"),
+    ):
+        assert changed != whole
+        lock.write_text(changed)
+        edited = copy.run("build-image", "--engine", "sglang")
+        assert (edited.returncode, "its results do not have the digest" in edited.stderr) == (3, True), edited.stderr
 
 
 @pytest.mark.parametrize(
@@ -317,9 +329,14 @@ def test_the_reference_images_packages_are_those_that_the_tests_run_with() -> No
         (("verify-image", "--engine", "vllm", "--pushed", "r/x:1", "--drift"), 2, "--drift: does not go with"),
         (("verify-image", "--engine", "vllm", "--pushed", ""), 2, "--pushed: is empty"),
         (("build-image", "--engine", "vllm", "--push", ""), 2, "--push: is empty"),
+        (("build-image", "--engine", "vllm", "--push", "mine"), 2, "mine: names no registry; what is sent away"),
+        (("build-image", "--engine", "vllm", "--push", "127.0.0.1:5000"), 2, "127.0.0.1:5000: names no registry"),
+        (("build-image", "--engine", "vllm", "--replace"), 2, "--replace: needs --push"),
+        (("build-image", "--engine", "vllm", "--secret", "ca=/nofile"), 5, "--secret: ca has no such file"),
+        (("mirror-image", "--from", "r.example/x:1", "--to", "user/x:1"), 2, "user/x:1: names no registry"),
         (("mirror-image", "--engine", "vllm", "--to", ""), 2, "--to: is empty"),
         (("build-image", "--engine", "vllm", "--dry-run", "--oldest-docker", "banana"), 2, "is no version"),
-        (("build-image", "--engine", "vllm", "--push", "r/x:1", "--sign", "no.key"), 5, "no.key"),
+        (("build-image", "--engine", "vllm", "--push", "r.example/x:1", "--sign", "no.key"), 5, "no.key"),
     ],
 )
 def test_what_cannot_be_meant_is_said_with_the_next_step(

@@ -12,10 +12,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Self, cast
 
-from slipway.errors import IntegrityMismatch, MissingFile
+from slipway.errors import IntegrityMismatch, MissingFile, UsageError
 from slipway.images.oci_archive import Archive, malformed, opened
 
 _CHUNK_BYTES = 1 << 20
@@ -112,6 +111,22 @@ def listing(archive: Archive, index: int) -> dict[str, Entry]:
     return found
 
 
+def diff_id(source: IO[bytes], place: object) -> str:
+    """The sha256 of the layer in `source` (which can be sought in), uncompressed.
+
+    Raises: IntegrityMismatch for one that is damaged, MissingFile without the program that reads it.
+    """
+    state = hashlib.sha256()
+    try:
+        with _uncompressed(source, place) as plain:
+            while chunk := plain.read(_CHUNK_BYTES):
+                state.update(chunk)
+    except (zlib.error, EOFError, gzip.BadGzipFile, UsageError) as error:
+        problem = f"has a layer that cannot be unpacked ({error})"
+        raise IntegrityMismatch(place, problem, "", "do not run it; build and push it again") from None
+    return f"sha256:{state.hexdigest()}"
+
+
 def _entry(member: tarfile.TarInfo) -> Entry:
     kinds = {
         tarfile.DIRTYPE: "folder",
@@ -159,7 +174,7 @@ class _Hashed:
 
 
 @contextmanager
-def _uncompressed(source: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+def _uncompressed(source: IO[bytes], path: object) -> Iterator[IO[bytes]]:
     magic = source.read(4)
     source.seek(0)
     if magic.startswith(_GZIP_MAGIC):
@@ -173,7 +188,7 @@ def _uncompressed(source: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _unzstd(source: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+def _unzstd(source: IO[bytes], path: object) -> Iterator[IO[bytes]]:
     """Through the `zstd` program: Python reads zstd by itself only from 3.14 on."""
     program = shutil.which("zstd")
     if program is None:

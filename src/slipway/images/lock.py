@@ -136,11 +136,20 @@ class ImageLock(Document):
     sealed: Digest | None = Field(
         default=None, description="the inputs digest as it was written, so that edits are seen"
     )
+    results_sealed: Digest | None = Field(
+        default=None, description="the same of the results; null while there are none"
+    )
 
     @property
     def inputs_digest(self) -> str:
         """`sha256:…` of everything but the results."""
-        return digest({key: value for key, value in self.as_json().items() if key not in {"results", "sealed"}})
+        outputs = {"results", "sealed", "results_sealed"}
+        return digest({key: value for key, value in self.as_json().items() if key not in outputs})
+
+    @property
+    def results_digest(self) -> str | None:
+        """`sha256:…` of the results, None while there are none."""
+        return digest(self.as_json()["results"]) if self.results else None
 
     def result(self, builder: BuilderKind) -> Result | None:
         """What `builder` made of these inputs before, or None."""
@@ -192,6 +201,9 @@ def read_any(place: Path) -> ImageLock:
         why = "its inputs do not have the digest that was written with them"
         remedy = "undo the edit (git checkout), or lock again"
         raise LockDrift(place, "was edited by hand", why, remedy)
+    if lock.results_sealed != lock.results_digest:
+        why = "its results do not have the digest that was written with them"
+        raise LockDrift(place, "was edited by hand", why, "undo the edit (git checkout), or lock and build again")
     return lock
 
 
@@ -237,5 +249,5 @@ def add_result(place: Path, made_of: ImageLock, result: Result, held: Path) -> I
 
 def text(lock: ImageLock) -> str:
     """The lock as its file has it: equal locks give equal bytes."""
-    document = {**lock.as_json(), "sealed": lock.inputs_digest}
+    document = {**lock.as_json(), "sealed": lock.inputs_digest, "results_sealed": lock.results_digest}
     return _HEADER + write_text(document, sort_keys=True)

@@ -243,6 +243,6 @@ def _members(tar: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:
     return found
 
 
-def malformed(path: Path, problem: str) -> UsageError:
+def malformed(path: object, problem: str) -> UsageError:
     """The error for an archive that is not what it should be."""
     return UsageError(path, f"is not an image archive that can be read: {problem}", "", "build or save the image again")

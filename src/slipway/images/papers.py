@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from slipway.images import attach, lock, oci_archive, provenance, sbom, signing
 from slipway.images.image_name import ImageName, parse
 from slipway.images.inputs import Place
 from slipway.images.inputs import tag as inputs_tag
+from slipway.images.layers import diff_id
 from slipway.images.lock import ImageLock, Result
+from slipway.images.manifests import Manifest
 from slipway.images.provenance import Build, Material
 from slipway.images.registry import Registry
 from slipway.images.requirements_file import python_packages
@@ -110,11 +113,20 @@ def about(place: Place, made: ImageLock, end: StorePlace, digest: str) -> tuple[
 def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, key: Path | None) -> tuple[str, ...]:
     """What was proved about the image at `ref`, one sentence each: it is this lock's, its papers are ours, its signature holds.
 
-    Raises: LockDrift when it is another lock's image, IntegrityMismatch when its papers are not what the lock gives, or the
-    signature is not of this key; MissingFile when a paper or the signature is missing; AuthFailure, NetworkFailure.
+    An index is refused: one image was built, and whoever pulls by an index may be given another of its images. Layers are
+    known by the manifest that the lock has; compressed otherwise they are fetched and unpacked.
+
+    Raises: LockDrift when it is another lock's image, IntegrityMismatch when it is not the image, its papers are not what the lock
+    gives, or the signature is not of this key; MissingFile when a paper or the signature is missing; AuthFailure, NetworkFailure.
     """
     name = parse(ref)
     pinned = name.at(digest=registry.resolve(name))
+    manifest = registry.manifest(pinned)
+    if manifest.is_index:
+        why = f"it has {len(manifest.manifests)} images, and the lock stands for one"
+        raise IntegrityMismatch(
+            pinned, "is an index", why, "name the image by its own digest, or push what build-image makes"
+        )
     config = registry.config(pinned, made.platform)
     _refuse_odd(pinned, config)
     label = oci_archive.labels(config).get(lock.LABEL)
@@ -124,12 +136,14 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
             pinned, f"was built from another lock (got {label or 'no label'})", why, "push what build-image makes now"
         )
     # The config's digest and not what it says: entrypoint, user and environment must be the built image's too.
-    digest = registry.image(pinned, made.platform).blobs[0].digest
+    digest = manifest.blobs[0].digest
     result = next((found for found in made.results if found.config_digest == digest), None)
     if result is None:
         why = f"the lock expects {', '.join(found.config_digest for found in made.results) or 'no image yet'}"
         problem = f"has another config than the lock's image (got {digest})"
         raise IntegrityMismatch(pinned, problem, why, "push what build-image makes now")
+    if manifest.digest != result.manifest_digest:
+        _refuse_other_layers(pinned, manifest, result, registry)
     said = [f"{pinned}: config and layers are those that {result.builder} made of this lock"]
     wanted = (
         (sbom.MEDIA_TYPE, sbom.render(components(place, made)), "SBOM"),
@@ -145,6 +159,29 @@ def check_pushed(place: Place, made: ImageLock, ref: str, registry: Registry, ke
         signing.find().verify(pinned, key)
         said.append(f"signed with the key of {key}")
     return tuple(said)
+
+
+def _refuse_other_layers(pinned: ImageName, manifest: Manifest, result: Result, registry: Registry) -> None:
+    """Nothing when the layers of `manifest` unpack to those of `result`. Raises: IntegrityMismatch, and as `Registry.blob`."""
+    layers = manifest.blobs[1:]
+    remedy = "do not run it; push what build-image makes now"
+    if len(layers) != len(result.diff_ids):
+        raise IntegrityMismatch(
+            pinned, f"has {len(layers)} layers (its config names {len(result.diff_ids)})", "", remedy
+        )
+    for number, (layer, expected) in enumerate(zip(layers, result.diff_ids, strict=True)):
+        with tempfile.TemporaryFile() as file:
+            try:
+                for chunk in registry.blob(pinned, layer):
+                    file.write(chunk)
+                file.seek(0)
+            except OSError as error:
+                raise from_os_error(error, tempfile.gettempdir(), "fetching a layer") from error
+            found = diff_id(file, pinned)
+        if found != expected:
+            raise IntegrityMismatch(
+                pinned, f"layer {number} is another one (got {found})", f"its config names {expected}", remedy
+            )
 
 
 def _refuse_odd(pinned: ImageName, config: Mapping[str, Any]) -> None:

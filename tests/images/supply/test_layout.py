@@ -175,9 +175,9 @@ def test_an_archive_of_a_layout_is_the_same_bytes_each_time_and_reads_back(
     layout: Layout, tmp_path: Path, sample: Any
 ) -> None:
     first, second = tmp_path / "one.tar", tmp_path / "two.tar"
-    archive.write(layout.folder, first)
+    archive.write(layout.folder, first, layout.reachable())
     os.utime(layout.path(sample.index.digest), (1, 1))
-    archive.write(layout.folder, second)
+    archive.write(layout.folder, second, layout.reachable())
     assert first.read_bytes() == second.read_bytes()
     found = Archive(first, "v1")
     assert found.root().digest == sample.index.digest

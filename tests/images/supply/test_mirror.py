@@ -145,6 +145,54 @@ def test_a_tag_does_not_move_unless_it_may(real: Any, registry: Registry, folder
     assert registry.resolve(parse(f"{real.host}/tag/other@{sample.index.digest}")) == sample.index.digest
 
 
+def test_a_name_in_a_layout_does_not_move_unless_it_may(
+    registry: Registry, folder: Path, sample: Any, tmp_path: Path
+) -> None:
+    to, one = f"layout:{tmp_path / 'to'}:engine:v1", Options(platform="linux/arm64")
+    mirror.run(f"layout:{folder}:v1", to, registry)
+    assert mirror.run(f"layout:{folder}:v1", to, registry).copied == 0
+    before = files(tmp_path / "to")
+    with pytest.raises(LockDrift, match=f"the name engine:v1 is taken by {sample.index.digest}.*give --replace"):
+        mirror.run(f"layout:{folder}:v1", to, registry, one)
+    assert files(tmp_path / "to") == before
+    mirror.run(f"layout:{folder}:v1", f"{to}-arm", registry, one)
+    mirror.run(f"layout:{folder}:v1", to, registry, Options(platform="linux/arm64", replace=True))
+    assert Layout(tmp_path / "to", "engine:v1").root().digest == sample.images[1].digest
+
+
+def test_an_archive_overwrites_nothing_but_itself(registry: Registry, folder: Path, tmp_path: Path) -> None:
+    out, one = tmp_path / "a.tar", Options(platform="linux/arm64")
+    (tmp_path / "plan.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"plan\.txt: is another file"):
+        mirror.run(f"layout:{folder}:v1", f"archive:{tmp_path / 'plan.txt'}", registry)
+    assert (tmp_path / "plan.txt").read_text() == "mine"
+    with pytest.raises(UsageError, match="is another file"):
+        mirror.run(f"layout:{folder}:v1", f"archive:{tmp_path}", registry)
+    with pytest.raises(MissingFile, match="no such folder"):
+        mirror.run(f"layout:{folder}:v1", f"archive:{tmp_path / 'absent' / 'a.tar'}", registry)
+    assert not (tmp_path / "absent").exists()
+    mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry)
+    first = out.read_bytes()
+    mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry)
+    assert out.read_bytes() == first
+    with pytest.raises(LockDrift, match=r"has another image.*give --replace"):
+        mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry, one)
+    assert out.read_bytes() == first
+    mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry, Options(platform="linux/arm64", replace=True))
+    assert out.read_bytes() != first
+
+
+def test_an_archive_holds_nothing_of_a_copy_that_was_broken_off(
+    registry: Registry, folder: Path, sample: Any, tmp_path: Path
+) -> None:
+    clean, out = tmp_path / "clean.tar", tmp_path / "out.tar"
+    mirror.run(f"layout:{folder}:v1", f"archive:{clean}", registry, Options(platform="linux/amd64"))
+    # As it is left when another image was on its way: even named already, but not yet packed.
+    shutil.copytree(folder, tmp_path / ".out.tar.layout")
+    mirror.run(f"layout:{folder}:v1", f"archive:{out}", registry, Options(platform="linux/amd64"))
+    assert out.read_bytes() == clean.read_bytes()
+
+
 @pytest.mark.needs("docker-registry")
 def test_signatures_that_are_there_already_are_kept_and_it_is_said(
     real: Any, registry: Registry, folder: Path, sample: Any

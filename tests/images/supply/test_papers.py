@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from slipway.images import lock, locking, manifests, papers
 from slipway.images.image_name import ImageName, parse, parse_mirrors
 from slipway.images.inputs import Place, Settings
 from slipway.images.lock import ImageLock, Result
-from slipway.images.manifests import OCI_MANIFEST
+from slipway.images.manifests import OCI_INDEX, OCI_MANIFEST
 from slipway.images.registry import Registry
 
 pytestmark = pytest.mark.needs("docker-registry")
 
 BASE = "example.test/base:1@sha256:" + "ab" * 32
-DIFF_ID = "sha256:" + "cd" * 32
+LAYER = b"a layer's bytes" * 100
+DIFF_ID = manifests.digest_of(LAYER)
 IMAGE_YAML = f"""
 schema: slipway/image/v1
 engine: reference
@@ -49,12 +51,18 @@ def good_config(made: ImageLock) -> dict[str, Any]:
     return {"config": process, "rootfs": {"type": "layers", "diff_ids": [DIFF_ID]}}
 
 
-def push(registry: Registry, name: ImageName, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The digests of manifest and config of an image without layers, which `name` then is."""
+def push(
+    registry: Registry, name: ImageName, config: Mapping[str, Any], layers: tuple[bytes, ...] = ()
+) -> tuple[str, str]:
+    """The digests of manifest and config of an image of `layers`, which `name` then is."""
     data = canonical_json(config)
     described = manifests.describe(data, "application/vnd.oci.image.config.v1+json")
     registry.push_blob(name.at(), described, lambda: iter([data]))
-    value = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": described.as_json(), "layers": []}
+    found = [manifests.describe(layer, "application/vnd.oci.image.layer.v1.tar+gzip") for layer in layers]
+    for layer, one in zip(layers, found, strict=True):
+        registry.push_blob(name.at(), one, lambda layer=layer: iter([layer]))  # type: ignore[misc]
+    listed = [one.as_json() for one in found]
+    value = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": described.as_json(), "layers": listed}
     manifest = manifests.parse(canonical_json(value), "made")
     return registry.push_manifest(name, manifest), described.digest
 
@@ -119,3 +127,52 @@ def test_an_image_of_another_lock_is_told(place: Place, pushed: ImageName, regis
     push(registry, other, {"config": {"Labels": {lock.LABEL: "sha256:1"}}, "rootfs": {"diff_ids": []}})
     with pytest.raises(LockDrift, match="another lock"):
         check(place, other, registry)
+
+
+@pytest.mark.parametrize("compressed", [gzip.compress(LAYER, mtime=1), LAYER], ids=["gzip", "plain"])
+def test_layers_compressed_otherwise_are_unpacked_and_held_against_the_lock(
+    place: Place, pushed: ImageName, registry: Registry, compressed: bytes
+) -> None:
+    made, other = lock.read_any(place.lock), pushed.at(tag="other")
+    manifest, _ = push(registry, other, good_config(made), (compressed,))
+    papers.say(place, made, made.results[0], other.at(digest=manifest), registry, None)
+    assert len(check(place, other, registry)) == 3
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ((gzip.compress(b"evil"),), r"layer 0 is another one \(got sha256:"),
+        ((gzip.compress(LAYER)[:-9],), "cannot be unpacked"),
+        ((b"\x28\xb5\x2f\xfd no zstd",), "cannot be unpacked"),
+        ((), r"has 0 layers \(its config names 1\)"),
+        ((LAYER, LAYER), "has 2 layers"),
+    ],
+)
+def test_other_layers_under_our_config_are_refused(
+    place: Place, pushed: ImageName, registry: Registry, layers: tuple[bytes, ...], said: str
+) -> None:
+    made, evil = lock.read_any(place.lock), pushed.at(tag="evil")
+    # The lock's own manifest has no layers here, so that this one is told by its bytes.
+    made = made.with_result(made.results[0].model_copy(update={"manifest_digest": "sha256:" + "0" * 64}))
+    manifest, _ = push(registry, evil, good_config(made), layers)
+    papers.say(place, made, made.results[0], evil.at(digest=manifest), registry, None)
+    with pytest.raises(IntegrityMismatch, match=said):
+        papers.check_pushed(place, made, str(evil), registry, None)
+
+
+def test_an_index_that_has_our_image_among_others_is_refused(
+    place: Place, pushed: ImageName, registry: Registry
+) -> None:
+    made = lock.read_any(place.lock)
+    ours = registry.manifest(pushed).descriptor
+    evil, _ = push(registry, pushed.at(tag="one"), {"config": {"Entrypoint": ["/EVIL"]}, "rootfs": {"diff_ids": []}})
+    theirs = registry.manifest(pushed.at(digest=evil)).descriptor
+    platforms = ({"os": "linux", "architecture": "amd64", "variant": "v3"}, {"os": "linux", "architecture": "amd64"})
+    listed = [{**one.as_json(), "platform": platform} for one, platform in zip((ours, theirs), platforms, strict=True)]
+    index = manifests.parse(canonical_json({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": listed}), "made")
+    name = pushed.at(tag="index")
+    registry.push_manifest(name, index)
+    papers.say(place, made, made.results[0], name.at(digest=index.digest), registry, None)
+    with pytest.raises(IntegrityMismatch, match="is an index"):
+        check(place, name, registry)

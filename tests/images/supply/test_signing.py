@@ -22,7 +22,7 @@ from slipway.errors import (
     SlipwayError,
     UsageError,
 )
-from slipway.images import attach, manifests, mirror, provenance, sbom, signing
+from slipway.images import attach, mirror, provenance, sbom, signing
 from slipway.images.image_name import ImageName, parse
 from slipway.images.layout import Layout
 from slipway.images.provenance import Build
@@ -209,14 +209,19 @@ def test_papers_are_attached_once_found_again_and_carried_along(
         attach.attach(registry, "a/b:v1", papers[0])
 
 
-def test_a_paper_in_a_layout_is_the_same_as_in_a_registry(sample: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["layout", "archive"])
+def test_papers_go_along_wherever_the_image_goes(sample: Any, tmp_path: Path, registry: Registry, kind: str) -> None:
     layout = sample.write(Layout(tmp_path / "l", "v1"))
     paper = attach.sbom_paper(COMPONENTS)
-    first = attach.attach_in_layout(layout.folder, "v1", paper)
-    assert attach.attach_in_layout(layout.folder, None, paper) == first
-    assert [one.descriptor.digest for one in layout.attached(sample.index.digest)] == [first]
-    assert manifests.digest_of(layout.path(first).read_bytes()) == first
-    assert layout.verify() == ()
+    for _ in range(2):
+        sent = mirror.run(f"layout:{layout.folder}:v1", f"{kind}:{tmp_path / 'to'}:v1", registry, papers=[paper])
+    back = mirror.run(f"{kind}:{tmp_path / 'to'}:v1", f"layout:{tmp_path / 'back'}", registry)
+    found = Layout(tmp_path / "back", "v1")
+    added = set(sent.attached) - {one.descriptor.digest for one in layout.attached(sample.index.digest)}
+    assert back.attached == sent.attached
+    assert len(added) == 1
+    assert added <= {one.descriptor.digest for one in found.attached(sample.index.digest)}
+    assert found.verify() == ()
 
 
 @needs
