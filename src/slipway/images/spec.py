@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from slipway import documents
 from slipway.documents import Document, Matching
 from slipway.errors import UsageError
-from slipway.recipe.words import AbsolutePath, EnvName, Revision, VersionText, Word
+from slipway.recipe.words import AbsolutePath, EnvName, GitCommit, VersionText, Word
 
 ImageName = Literal["sglang", "vllm", "reference"]
 
@@ -110,7 +110,7 @@ class PullRequest(Document):
 
     number: int = Field(gt=0)
     title: str = Field(min_length=1)
-    merge_commit: Revision | None = None
+    merge_commit: GitCommit | None = None
 
 
 class ContentAssertion(Document):
@@ -132,7 +132,7 @@ class CherryPick(Document):
     """An open pull request put on top of the commit, at the head that was reviewed."""
 
     number: int = Field(gt=0)
-    head: Revision
+    head: GitCommit
 
 
 class UpstreamSource(Document):
@@ -163,7 +163,7 @@ class GitSource(Document):
     debs: list[DebName] = Field(default_factory=list)
     packages: Packages
     repository: GitUrl
-    commit: Revision
+    commit: GitCommit
     subdirectory: RelativePath | None = Field(default=None, description="where the Python project is, as python")
     must_contain: list[PullRequest] = Field(default_factory=list)
     cherry_picks: list[CherryPick] = Field(default_factory=list)

@@ -25,6 +25,10 @@ Revision = Annotated[
         r"[0-9a-f]{40}", "a commit of 40 hex digits, since branches and tags move; `invoke lock-models` prints it"
     ),
 ]
+GitCommit = Annotated[
+    str,
+    Matching(r"[0-9a-f]{40}", "a commit of 40 hex digits, since branches and tags move; `git ls-remote` prints it"),
+]
 ImageRef = Annotated[
     str,
     Matching(
