@@ -196,6 +196,7 @@ RUN = 'process "/bin/sh -c pip" did not complete successfully: exit code: 1'
 @pytest.mark.parametrize(
     ("said", "output", "kind", "words"),
     [
+        ("failed to solve: no active sessions", (), NetworkFailure, "run it again"),
         ("failed to copy to tar: write x.tar: no space left on device", (), DiskFailure, "no space left"),
         (RUN, ("dd: No space left on device",), DiskFailure, "dd: No space left on device"),
         (RUN, ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES",), IntegrityMismatch, "not what the lock says"),

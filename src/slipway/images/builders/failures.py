@@ -58,6 +58,12 @@ _KINDS: tuple[tuple[str, Made], ...] = (
         ),
     ),
     (
+        r"no active sessions?\b|no active session for",
+        lambda place, said: NetworkFailure(
+            place, f"the builder lost its client ({said})", "seen after other builds were killed", "run it again"
+        ),
+    ),
+    (
         r"cannot connect to the docker daemon|error during connect|error reading from server|transport is closing"
         r"|closing transport|connection reset by peer|code = unavailable|failed to get status|unexpected eof$",
         lambda place, said: NetworkFailure(
