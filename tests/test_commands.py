@@ -37,6 +37,15 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> An
         (("plan", "--recipee", "x"), 2, "unknown flag (got --recipee); did you mean --recipe?; `invoke --help plan`"),
         (("build-image", "--no-cash", "--engine", "vllm"), 2, "unknown flag (got --no-cash); did you mean --no-cache?"),
         (("fetch_models",), 2, "did you mean fetch-models?"),
+        (("image-build", "--engine", "sglang"), 2, "unknown task (got image-build); did you mean build-image?"),
+        (("model-fetch",), 2, "unknown task (got model-fetch); did you mean fetch-models?"),
+        (("plan", "help"), 2, "help is no task (got help); `invoke --help plan` shows its flags"),
+        (("help", "plan"), 2, "`invoke --help plan` shows its flags"),
+        (("help",), 2, "`invoke --list` shows the tasks"),
+        (("launch", "--stack", "laptop", "--dry"), 2, "--dry is not known here (got --dry)"),
+        (("-R", "launch", "--stack", "laptop"), 2, "(got -R); it is Invoke's own, and would not keep a command from"),
+        (("-eR", "launch", "--stack", "laptop"), 2, "did you mean --dry-run?"),
+        (("--dry", "recipes"), 2, "`invoke --help recipes` lists the flags"),
         (("bench", "--requests", "many"), 2, "a flag takes a whole number (got 'many')"),
         (("plan", "--recipe", "nope"), 2, "--recipe: no such recipe (got nope)"),
         (("plan", "--recipe", "a", "--stack", "b"), 2, "--recipe: stands beside --stack"),
@@ -113,7 +122,15 @@ def test_a_failure_under_json_is_one_document_too(checkout: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("status", "--stack", "laptop"), ("nosuch",), ("plan", "--nosuch"), ("bench", "--requests", "x")]
+    "words",
+    [
+        ("status", "--stack", "laptop"),
+        ("nosuch",),
+        ("plan", "--nosuch"),
+        ("bench", "--requests", "x"),
+        ("launch", "--dry"),
+        ("-R", "launch"),
+    ],
 )
 def test_json_is_exactly_one_document_whatever_happens(checkout: Any, words: tuple[str, ...]) -> None:
     ran = checkout.run(*words, "--json")
@@ -172,8 +189,12 @@ def test_a_document_with_six_mistakes_reports_six_places(checkout: Any, tmp_path
     assert "did you mean docker?" in ran.stderr
 
 
-def test_the_reader_of_a_pipe_may_stop_early(checkout: Any) -> None:
-    command = checkout.command("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--json")
+EARLY = (("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--json"), ("--list",), ("--help", "build-image"))
+
+
+@pytest.mark.parametrize("words", EARLY, ids=" ".join)
+def test_the_reader_of_a_pipe_may_stop_early(checkout: Any, words: tuple[str, ...]) -> None:
+    command = checkout.command(*words)
     reading = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=checkout.root)
     assert reading.stdout is not None
     assert reading.stderr is not None
@@ -212,3 +233,11 @@ def test_two_checkouts_name_the_same_deployment(checkout: Any, tmp_path: Path, c
     plans = [json.loads(place.run("plan", "--stack", "laptop", "--json").stdout) for place in (checkout, other)]
     assert plans[0] == plans[1]
     assert str(checkout.root) not in json.dumps(plans[0])
+
+
+@pytest.mark.parametrize("name", ["cosign.key", "keys/release.key"])
+def test_a_private_key_in_the_checkout_is_not_committed_by_mistake(name: str, tmp_path: Path) -> None:
+    subprocess.run(("git", "init", "--quiet", str(tmp_path)), check=True)
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    asked = ("git", "-C", str(tmp_path), "check-ignore", name)
+    assert subprocess.run(asked, capture_output=True, text=True, check=False).stdout == f"{name}\n"
