@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,54 @@ def test_a_bad_command_ends_with_its_code_and_says_what_to_do(
     ran = checkout.run(*words)
     assert said in ran.stderr
     assert (ran.returncode, ran.stdout if words[0] != "status" else "") == (code, "")
+
+
+def test_a_key_that_no_header_carries_is_refused_before_anything_starts(checkout: Any) -> None:
+    ran = checkout.run("launch", "--stack", "laptop", SLIPWAY_API_KEY="a b")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("SLIPWAY_API_KEY: the key has characters that a header cannot carry")
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers every GET with `status`."""
+
+    status = 401
+
+    def do_GET(self) -> None:
+        self.send_error(self.status)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_advice_for_a_stack_that_does_not_serve_fits_how_it_runs(
+    tmp_path: Path, copy_checkout: Any, free_port: Any
+) -> None:
+    """`launch` does not start containers, so no command may send the user there."""
+    made = copy_checkout(tmp_path)
+    port = free_port()
+    for path, before, after in (
+        ("stacks/Pulumi.s21-3090.yaml", "address: 192.0.2.30", "address: 127.0.0.1"),
+        ("recipes/laguna-s-2.1.vllm.yaml", "port: 8080", f"port: {port}"),
+    ):
+        text = (tmp_path / path).read_text()
+        assert before in text
+        (tmp_path / path).write_text(text.replace(before, after))
+    printed = "`invoke plan --stack s21-3090` prints"
+    stack = ("--stack", "s21-3090")
+    silent = made.run("status", *stack)
+    assert (silent.returncode, "invoke launch" in silent.stderr) == (1, False)
+    assert f"run on workstation what {printed}" in silent.stderr
+    assert "read `docker logs s21-3090-server` on workstation" in silent.stderr
+    assert f"run there what {printed}; then `invoke status` asks it" in made.run("launch", *stack).stderr
+    assert "read `docker logs s21-3090-server` on workstation" in made.run("logs", *stack).stderr
+    assert "`docker rm --force s21-3090-server` on workstation" in made.run("stop", *stack).stdout
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        refused = made.run("status", *stack)
+        server.shutdown()
+    assert refused.stderr.endswith("; set SLIPWAY_API_KEY to a key this server takes\n")
+    assert (refused.returncode, "invoke plan" in refused.stderr) == (1, False)
 
 
 HELP = (("--help", "build-image"), ("build-image", "--help"), ("build-image", "-h", "--engine", "vllm"))
