@@ -225,6 +225,21 @@ def test_plan_answers_the_contract_and_warns_on_stderr(checkout: Any) -> None:
     assert "# memory of server: per GPU 20.50 GiB for the engine" in text.stdout
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_plan_for_hosts_that_nobody_named_says_so(checkout: Any, words: tuple[str, ...]) -> None:
+    made_up = checkout.run("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", *words)
+    said = [line for line in made_up.stderr.splitlines() if "--inventory" in line]
+    assert len(said) == 1
+    assert said[0].startswith("no --inventory was given, so the hosts and addresses are made up (http://192.0.2.11:")
+    hosts = (
+        "--recipe",
+        "laguna-s-2.1.vllm/4x3090-int4-champion",
+        "--inventory",
+        "stacks/inventory/example-4x3090.yaml",
+    )
+    assert "made up" not in checkout.run("plan", *hosts, *words).stderr
+
+
 def test_a_document_with_six_mistakes_reports_six_places(checkout: Any, tmp_path: Path) -> None:
     lines = ["schema: slipway/inventory/v1", "nmae: x", "runtime: dokcer", "nodes:", "  - name: a", "    address: 017"]
     lines += ["    gpus: [{model: rtx-3090, memory_gib: yes}]", "    fabric: ether"]
