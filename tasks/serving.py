@@ -100,7 +100,7 @@ def verify(
         saved = _kept(stack, endpoint, gates=[result])
         output.shown([result.as_json()], lambda console: console.print(terminal.gate_table(result)))
         output.progress.note(f"report: {saved.paths.html}" if saved else "no report: --endpoint names no recipe")
-        gates.refuse_failed([result])
+        gates.refuse_failed([result], "the server's log" if endpoint else "`invoke logs`")
 
 
 @task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -9,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +99,38 @@ def test_a_key_that_no_header_carries_is_refused_before_anything_starts(checkout
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """Answers every GET with `status`."""
+    """Answers everything with `status`."""
 
     status = 401
 
     def do_GET(self) -> None:
         self.send_error(self.status)
 
+    do_POST = do_GET
+
     def log_message(self, *_: object) -> None:
         pass
+
+
+@contextlib.contextmanager
+def answering(status: int, port: int = 0) -> Iterator[str]:
+    """The URL of a server that answers everything with `status` while the block runs."""
+    handler = type("Handler", (Answers,), {"status": status})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_a_server_of_another_kind_is_no_reason_to_read_our_logs(checkout: Any) -> None:
+    with answering(404) as url:
+        ran = checkout.run("verify", "--endpoint", f"{url}/v1/chat/completions", "--model", "x", "--json")
+    (gate,) = json.loads(ran.stdout)
+    assert (ran.returncode, [check["id"] for check in gate["checks"]]) == (1, ["model-served"])
+    assert f"no OpenAI-compatible server answers at {url} (/v1/models: HTTP 404: " in ran.stderr
+    assert ran.stderr.endswith("; look at the server's log, mend the cause, verify again\n")
 
 
 def test_the_advice_for_a_stack_that_does_not_serve_fits_how_it_runs(
@@ -130,10 +155,8 @@ def test_the_advice_for_a_stack_that_does_not_serve_fits_how_it_runs(
     assert f"run there what {printed}; then `invoke status` asks it" in made.run("launch", *stack).stderr
     assert "read `docker logs s21-3090-server` on workstation" in made.run("logs", *stack).stderr
     assert "`docker rm --force s21-3090-server` on workstation" in made.run("stop", *stack).stdout
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with answering(401, port):
         refused = made.run("status", *stack)
-        server.shutdown()
     assert refused.stderr.endswith("; set SLIPWAY_API_KEY to a key this server takes\n")
     assert (refused.returncode, "invoke plan" in refused.stderr) == (1, False)
 
