@@ -80,6 +80,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, copy_checkout: Any) -> An
             5,
             "run `invoke lock-models --request checkpoints/laguna-m.1.lock-request.json`",
         ),
+        (("models", "--dest", "/nonexist"), 5, "--dest /nonexist: no such folder"),
+        (("prune-models", "--dest", "stacks/Pulumi.laptop.yaml"), 5, "--dest stacks/Pulumi.laptop.yaml: is no folder"),
+        (
+            ("plan", "--recipe", "laguna-m.1.sglang/h200-bf16", "--inventory", "nope.yaml"),
+            5,
+            "nope.yaml: no such file; an inventory document in YAML is read here; check the path",
+        ),
         (("report",), 5, "run `invoke demo`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from slipway import documents
+from slipway.checkpoints.lock import CheckpointLock
 from slipway.documents import Document
 from slipway.documents.writer import write_text
 from slipway.errors import DocumentError, MissingFile, SlipwayError
@@ -33,6 +34,14 @@ class Whole(Document):
     parts: list[Part] = Field(default_factory=list)
     extras: dict[str, str | int] = Field(default_factory=dict)
     nested: Part | None = None
+
+
+class Sized(Document):
+    nodes: list[int] = Field(default_factory=lambda: [1], min_length=1)
+    pair: list[int] = Field(default_factory=lambda: [1, 2], min_length=2, max_length=3)
+    map: dict[str, int] = Field(default_factory=lambda: {"a": 1}, min_length=1)
+    text: str = Field(default="xx", min_length=2)
+    word: str = Field(default="", max_length=1)
 
 
 GOOD = "kind: wheel\nlabel: front\n"
@@ -128,6 +137,31 @@ def test_a_kind_that_is_written_wrong_hides_no_other_mistake(kind: str) -> None:
     with pytest.raises(DocumentError) as caught:
         documents.parse(f"schema: {kind}\nnodez: []\n", Inventory, "x.yaml")
     assert len(caught.value.problems) > 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: []\n", "1:8: nodes: needs at least 1 entry (got none)"),
+        ("pair: [1]\n", "1:7: pair: needs at least 2 entries (got 1)"),
+        ("pair: [1, 2, 3, 4]\n", "1:7: pair: needs at most 3 entries (got 4)"),
+        ("map: {}\n", "1:6: map: needs at least 1 entry (got none)"),
+        ("text: ''\n", "1:7: text: needs at least 2 characters (got '')"),
+        ("word: abcd\n", "1:7: word: needs at most 1 character (got 'abcd')"),
+    ],
+)
+def test_too_few_and_too_many_are_told_in_our_words(text: str, said: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        documents.parse(text, Sized, "x.yaml")
+    assert [str(problem) for problem in caught.value.problems] == [f"x.yaml:{said}"]
+
+
+def test_a_kind_of_document_is_named_with_its_article(tmp_path: Path) -> None:
+    for model, named in ((Inventory, "an inventory"), (CheckpointLock, "a checkpoint lock")):
+        with pytest.raises(MissingFile, match=f"; {named} document in YAML is read here;"):
+            documents.read(tmp_path / "absent.yaml", model)
+        with pytest.raises(DocumentError, match=f"is empty; {named} document is needed"):
+            documents.parse("", model, "x.yaml")
 
 
 def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:
