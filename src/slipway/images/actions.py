@@ -147,9 +147,7 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
     if options.push:
         sent, said = _pushed(place, made, built, options, progress)
         document["pushed"] = {"to": options.push, "digest": sent.digest, **said.__dict__}
-        text += (
-            f"pushed {options.push}, digest {sent.digest} ({sent.copied} blobs sent, {sent.skipped} there already)\n"
-        )
+        text += f"pushed {options.push}, digest {sent.digest} ({sent.counted()})\n"
         text += (
             f"  attached         SBOM {said.sbom}, provenance {said.provenance}{'; signed' if said.signed else ''}\n"
         )
@@ -242,10 +240,8 @@ def mirror_image(
         if here:
             refuse_other(to, sent.digest, here.manifest_digest)
     document = {**sent.__dict__, "from": start, "to": str(end), "attached": list(sent.attached)}
-    return document, (
-        f"{end}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
-        f"{sent.skipped} there already, {len(sent.attached)} attached\n"
-    )
+    named = str(replace(end, ref=sent.name)) if end.path else str(end)
+    return document, f"{named}: digest {sent.digest}, {sent.counted()}\n"
 
 
 def refuse_unmeant(needs: Mapping[str, bool], **given: str | None) -> None:
