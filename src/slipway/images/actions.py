@@ -126,7 +126,7 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
         parse_destination(options.push)
     if options.sign:
         # A tag that is published and then cannot be signed would stand there unsigned.
-        signing.refuse_no_key(options.sign)
+        signing.refuse_no_private_key(options.sign)
         signing.find().require_key(options.sign)
     built = building.build(
         place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
@@ -181,6 +181,8 @@ def refuse_other(place: str, sent: str, checked: str) -> None:
 
 def check_pushed(place: Place, ref: str, key: Path | None) -> Answer:
     """What was proved about the image at `ref`. Raises: as `papers.check_pushed`."""
+    if key:
+        signing.refuse_no_public_key(key)
     made = lock.read(place.images, place.engine, place.variant, place.spec())
     with registry_from() as registry:
         said = papers.check_pushed(place, made, ref, registry, key)
