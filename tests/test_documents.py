@@ -143,6 +143,8 @@ def test_a_kind_that_is_written_wrong_hides_no_other_mistake(kind: str) -> None:
     ("text", "said"),
     [
         ("nodes: []\n", "1:8: nodes: needs at least 1 entry (got none)"),
+        ("nodes: 5\n", "1:8: nodes: must be a list (got 5)"),
+        ("map: [1]\n", "1:6: map: must be a mapping, a `key: value` on each line"),
         ("pair: [1]\n", "1:7: pair: needs at least 2 entries (got 1)"),
         ("pair: [1, 2, 3, 4]\n", "1:7: pair: needs at most 3 entries (got 4)"),
         ("map: {}\n", "1:6: map: needs at least 1 entry (got none)"),
@@ -150,7 +152,7 @@ def test_a_kind_that_is_written_wrong_hides_no_other_mistake(kind: str) -> None:
         ("word: abcd\n", "1:7: word: needs at most 1 character (got 'abcd')"),
     ],
 )
-def test_too_few_and_too_many_are_told_in_our_words(text: str, said: str) -> None:
+def test_what_has_the_wrong_shape_or_length_is_told_in_our_words(text: str, said: str) -> None:
     with pytest.raises(DocumentError) as caught:
         documents.parse(text, Sized, "x.yaml")
     assert [str(problem) for problem in caught.value.problems] == [f"x.yaml:{said}"]
@@ -181,7 +183,7 @@ def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:
         ("&a [*a]\n", "contains itself"),
         ("? [1, 2]\n: x\nkind: wheel\nlabel: a\n", "has a key that is not a plain word"),
         ("base: &b {kind: wheel}\n<<: *b\nlabel: a\n", "uses a merge key"),
-        ("- 1\n- 2\n", "should be a valid dictionary"),
+        ("- 1\n- 2\n", "must be a mapping, a `key: value` on each line"),
         ("kind: wheel\n--- \nlabel: b\n", "is not valid YAML"),
         ("a: " + "[" * 5000, "nesting"),
         ("a: " + "[" * 500 + "]" * 500, "nested"),

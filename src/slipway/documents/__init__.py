@@ -233,6 +233,10 @@ def _explain(detail: ErrorDetails, at: Location, model: type[BaseModel], data: A
         expected = str(detail.get("ctx", {}).get("expected", ""))
         near = difflib.get_close_matches(str(detail["input"]), re.findall(r"'([^']*)'", expected), n=1)
         return f"is not one of the known values{got}; allowed: {expected}{f'; did you mean {near[0]}?' if near else ''}"
+    if kind in {"model_type", "dict_type"}:
+        return f"must be a mapping, a `key: value` on each line{got}"
+    if kind in {"list_type", "tuple_type"}:
+        return f"must be a list{got}"
     if kind in {"too_short", "too_long", "string_too_short", "string_too_long"}:
         return _length(detail, got)
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
