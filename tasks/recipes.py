@@ -33,7 +33,14 @@ def recipes(
         output.result(rows, book.table(rows) + said)
 
 
-@task(help={"recipe": RECIPE, "inventory": "inventory file (YAML)", "stack": STACK, "json": JSON})
+@task(
+    help={
+        "recipe": RECIPE,
+        "inventory": "inventory file (YAML); without one the hosts are made up",
+        "stack": STACK,
+        "json": JSON,
+    }
+)
 def plan(
     _: Context, recipe: str | None = None, inventory: str | None = None, stack: str | None = None, json: bool = False
 ) -> None:
@@ -42,6 +49,11 @@ def plan(
 
     with cli.command(json) as output:
         made = plan_meant(recipe, inventory, stack)
+        if made.synthetic_inventory:
+            host = made.front_door.url
+            output.progress.note(
+                f"no --inventory was given, so the hosts and addresses are made up ({host}); give one to paste what is printed"
+            )
         for warning in made.warnings:
             output.progress.note(f"warning [{warning.rule}]: {warning.message}")
         output.result(made.as_json(), plan.shell_text(made))

@@ -12,7 +12,6 @@ from tasks.checkout import JSON, STACK, plan_meant, stack_meant, this_checkout
 if TYPE_CHECKING:
     from slipway.endpoint import Endpoint
     from slipway.evidence import Saved
-    from slipway.launch import Deployment
 
 
 @task(help={"keep": "leave the engine running", "json": JSON})
@@ -63,21 +62,21 @@ def status(_: Context, stack: str | None = None, json: bool = False) -> None:
 @task(help={"stack": STACK, "lines": "how many lines of each process (default: 50)", "json": JSON})
 def logs(_: Context, stack: str | None = None, lines: int = 50, json: bool = False) -> None:
     """Show the last lines of each process."""
-    from slipway import cli
+    from slipway import cli, serving
 
     with cli.command(json) as output:
-        said = _deployment(stack).logs(lines)
+        said = serving.logs(this_checkout(), stack_meant(stack).name, lines)
         output.result(said, "".join(f"{name}: {line}\n" for name, tail in said.items() for line in tail))
 
 
 @task(help={"stack": STACK, "json": JSON})
 def stop(_: Context, stack: str | None = None, json: bool = False) -> None:
     """Stop the stack's processes; stopping twice is no error."""
-    from slipway import cli
+    from slipway import cli, serving
 
     with cli.command(json) as output:
-        stopped = _deployment(stack).stop()
-        output.result({"stopped": stopped}, f"stopped {', '.join(stopped) or 'nothing; nothing ran'}\n")
+        stopped, text = serving.stop(this_checkout(), stack_meant(stack).name)
+        output.result({"stopped": stopped}, text)
 
 
 @task(
@@ -101,7 +100,7 @@ def verify(
         saved = _kept(stack, endpoint, gates=[result])
         output.shown([result.as_json()], lambda console: console.print(terminal.gate_table(result)))
         output.progress.note(f"report: {saved.paths.html}" if saved else "no report: --endpoint names no recipe")
-        gates.refuse_failed([result])
+        gates.refuse_failed([result], "the server's log" if endpoint else "`invoke logs`")
 
 
 @task(
@@ -154,12 +153,6 @@ def report(_: Context, path: str | None = None, json: bool = False) -> None:
         output.shown(read.as_json(), lambda console: terminal.show(read, console))
         page_file = file.with_name("report.html")
         output.progress.note(f"report: {page_file if page_file.is_file() else file}")
-
-
-def _deployment(stack: str | None) -> Deployment:
-    from slipway import serving
-
-    return serving.deployment(this_checkout(), stack_meant(stack).name)
 
 
 def _endpoint(stack: str | None, url: str | None, model: str | None) -> Endpoint:

@@ -259,6 +259,8 @@ def load(**changes: object) -> bench.Load:
 
 
 def run(server: FakeServer, model: str, timeout_s: float = 10.0, **changes: object) -> bench.BenchResult:
+    if server.served and model not in server.served:
+        server.served = [*server.served, model]
     return bench.run(Endpoint(f"http://127.0.0.1:{server.port}", model, timeout_s=timeout_s), load(**changes))
 
 
@@ -467,6 +469,11 @@ class TestLoop:
         server.served = []
         assert verdicts(run(server, "plain"))["model-served"] is None
 
+    def test_a_name_that_is_not_listed_is_refused_before_anything_is_sent(self, server: FakeServer) -> None:
+        with pytest.raises(CheckFailed, match=r"the model 'wrong' is not served; served: plain;"):
+            bench.run(Endpoint(f"http://127.0.0.1:{server.port}", "wrong"), load())
+        assert server.requests == 0
+
     def test_a_server_that_is_not_there_is_a_network_failure(self, unused_port: int) -> None:
         with pytest.raises(NetworkFailure):
             bench.run(Endpoint(f"http://127.0.0.1:{unused_port}", "plain"), load())
@@ -553,7 +560,6 @@ class TestCrossChecks:
             ("cached", "fresh-prompts", False),
             ("cache-not-told", "fresh-prompts", None),
             ("counter-stands-still", "server-tokens", False),
-            ("half-reasoning", "model-served", False),
             ("no-tokenize", "prompt-length", True),
         ],
     )

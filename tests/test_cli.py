@@ -165,3 +165,10 @@ def test_what_is_shown_is_drawn_or_a_document(capsys: pytest.CaptureFixture[str]
     with cli.command(True) as output:
         output.shown({"a": 1}, draw)
     assert json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+def test_a_long_line_is_not_broken_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "fetch: into " + "/long/path" * 30
+    with cli.command(False) as output:
+        output.shown(None, lambda console: console.print(line))
+    assert capsys.readouterr().out == f"{line}\n"

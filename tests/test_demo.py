@@ -96,6 +96,17 @@ def test_launch_status_logs_verify_bench_stop(checkout: Any) -> None:
     assert "nothing ran" in checkout.run("stop", "--stack", "laptop").stdout
 
 
+def test_a_server_that_wants_another_key_is_not_to_be_launched_again(checkout: Any) -> None:
+    assert checkout.run("launch", "--stack", "laptop", SLIPWAY_API_KEY="right-key").returncode == 0
+    try:
+        refused = checkout.run("status", "--stack", "laptop", SLIPWAY_API_KEY="wrong-key")
+        assert refused.returncode == 1
+        assert refused.stderr.endswith("set SLIPWAY_API_KEY to a key this server takes\n")
+        assert checkout.run("status", "--stack", "laptop", SLIPWAY_API_KEY="right-key").returncode == 0
+    finally:
+        checkout.run("stop", "--stack", "laptop")
+
+
 def test_an_engine_that_died_is_not_called_serving(checkout: Any) -> None:
     checkout.run("launch", "--stack", "laptop")
     try:

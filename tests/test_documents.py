@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from slipway import documents
+from slipway.checkpoints.lock import CheckpointLock
 from slipway.documents import Document
 from slipway.documents.writer import write_text
 from slipway.errors import DocumentError, MissingFile, SlipwayError
@@ -33,6 +34,14 @@ class Whole(Document):
     parts: list[Part] = Field(default_factory=list)
     extras: dict[str, str | int] = Field(default_factory=dict)
     nested: Part | None = None
+
+
+class Sized(Document):
+    nodes: list[int] = Field(default_factory=lambda: [1], min_length=1)
+    pair: list[int] = Field(default_factory=lambda: [1, 2], min_length=2, max_length=3)
+    map: dict[str, int] = Field(default_factory=lambda: {"a": 1}, min_length=1)
+    text: str = Field(default="xx", min_length=2)
+    word: str = Field(default="", max_length=1)
 
 
 GOOD = "kind: wheel\nlabel: front\n"
@@ -130,6 +139,33 @@ def test_a_kind_that_is_written_wrong_hides_no_other_mistake(kind: str) -> None:
     assert len(caught.value.problems) > 2
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: []\n", "1:8: nodes: needs at least 1 entry (got none)"),
+        ("nodes: 5\n", "1:8: nodes: must be a list (got 5)"),
+        ("map: [1]\n", "1:6: map: must be a mapping, a `key: value` on each line"),
+        ("pair: [1]\n", "1:7: pair: needs at least 2 entries (got 1)"),
+        ("pair: [1, 2, 3, 4]\n", "1:7: pair: needs at most 3 entries (got 4)"),
+        ("map: {}\n", "1:6: map: needs at least 1 entry (got none)"),
+        ("text: ''\n", "1:7: text: needs at least 2 characters (got '')"),
+        ("word: abcd\n", "1:7: word: needs at most 1 character (got 'abcd')"),
+    ],
+)
+def test_what_has_the_wrong_shape_or_length_is_told_in_our_words(text: str, said: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        documents.parse(text, Sized, "x.yaml")
+    assert [str(problem) for problem in caught.value.problems] == [f"x.yaml:{said}"]
+
+
+def test_a_kind_of_document_is_named_with_its_article(tmp_path: Path) -> None:
+    for model, named in ((Inventory, "an inventory"), (CheckpointLock, "a checkpoint lock")):
+        with pytest.raises(MissingFile, match=f"; {named} document in YAML is read here;"):
+            documents.read(tmp_path / "absent.yaml", model)
+        with pytest.raises(DocumentError, match=f"is empty; {named} document is needed"):
+            documents.parse("", model, "x.yaml")
+
+
 def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:
     (problem,) = problems_of(f"{GOOD}zzz: 1\n")
     assert problem == (
@@ -147,7 +183,7 @@ def test_a_key_with_no_near_neighbour_lists_what_is_known() -> None:
         ("&a [*a]\n", "contains itself"),
         ("? [1, 2]\n: x\nkind: wheel\nlabel: a\n", "has a key that is not a plain word"),
         ("base: &b {kind: wheel}\n<<: *b\nlabel: a\n", "uses a merge key"),
-        ("- 1\n- 2\n", "should be a valid dictionary"),
+        ("- 1\n- 2\n", "must be a mapping, a `key: value` on each line"),
         ("kind: wheel\n--- \nlabel: b\n", "is not valid YAML"),
         ("a: " + "[" * 5000, "nesting"),
         ("a: " + "[" * 500 + "]" * 500, "nested"),

@@ -209,8 +209,39 @@ class TestFailures:
         assert len(str(caught.value)) < 1000
 
     def test_nothing_listening_is_a_network_failure(self, unused_port: int) -> None:
-        with client(f"http://127.0.0.1:{unused_port}", "good") as connection, pytest.raises(NetworkFailure):
+        place = f"http://127.0.0.1:{unused_port}"
+        with client(place, "good") as connection, pytest.raises(NetworkFailure) as caught:
             connection.models()
+        assert str(caught.value).startswith(f"{place}/v1/models: nobody listens there; ")
+
+    def test_a_name_without_address_is_no_such_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unknown(*_: object, **__: object) -> None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+        with client("http://nowhere.test", "good") as connection, pytest.raises(NetworkFailure) as caught:
+            connection.models()
+        assert caught.value.problem == "no such host (name or service not known)"
+
+    def test_a_connection_that_is_cut_is_not_called_unreachable(self) -> None:
+        def cut(listener: socket.socket) -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)  # the rest stays unread, so that the kernel answers with a reset
+            connection.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=cut, args=(listener,), daemon=True)
+            thread.start()
+            place = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with client(place, "good") as connection, pytest.raises(NetworkFailure) as caught:
+                connection.models()
+            thread.join()
+        assert caught.value.problem == "cut the connection"
+
+    def test_tls_to_a_plain_port_is_told_as_that(self, url: str) -> None:
+        with client(url.replace("http:", "https:"), "good") as connection, pytest.raises(NetworkFailure) as caught:
+            connection.models()
+        assert caught.value.problem == "does not speak TLS"
 
     def test_an_answer_that_trickles_past_the_timeout_is_a_network_failure(self, url: str) -> None:
         with client(url, "slow", timeout_s=0.3) as connection, pytest.raises(NetworkFailure, match=r"0\.3 s"):
@@ -255,9 +286,12 @@ class TestRequests:
 
 
 class TestEndpoint:
-    @pytest.mark.parametrize("given_url", ["http://h:1/v1", "http://h:1/v1/", "http://h:1/", " http://h:1"])
-    def test_the_url_may_end_in_v1_or_not(self, given_url: str) -> None:
-        assert Endpoint(given_url, "m").url == "http://h:1"
+    @pytest.mark.parametrize(
+        "path", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/"]
+    )
+    def test_the_url_may_end_in_a_path_of_the_api(self, path: str) -> None:
+        assert Endpoint(f" http://h:1{path}", "m").url == "http://h:1"
+        assert Endpoint(f"http://h:1/models/x{path}", "m").url == "http://h:1/models/x"
 
     @pytest.mark.parametrize(
         "bad",

@@ -7,6 +7,7 @@ import io
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import pytest
 import uvicorn
@@ -109,17 +110,26 @@ APP = Starlette(
 )
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    config = uvicorn.Config(APP, host="127.0.0.1", port=0, log_level="critical", lifespan="off", ws="none")
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """The URL of `app`, served by uvicorn on loopback while the block runs."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
         threading.Event().wait(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(APP) as address:
+        yield address
 
 
 def failed(url: str, model: str) -> set[str]:
@@ -190,8 +200,40 @@ def test_where_only_streaming_fails_its_reason_is_shown(url: str) -> None:
 
 
 def test_an_endpoint_that_cannot_be_asked_is_not_judged(unused_port: int) -> None:
-    with pytest.raises(NetworkFailure, match="Connection refused"):
+    with pytest.raises(NetworkFailure, match="nobody listens there"):
         smoke.run(Endpoint(f"http://127.0.0.1:{unused_port}", "good", timeout_s=5))
+
+
+def page(status: int) -> Starlette:
+    """A web server that has nothing to do with models, and answers everything with one page."""
+
+    def answer(_: Request) -> Response:
+        return Response("<!doctype html><title>It works!</title>", status_code=status, media_type="text/html")
+
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+
+
+@pytest.mark.parametrize(
+    ("status", "found"), [(200, "the answer is not JSON"), (404, "HTTP 404: "), (501, "HTTP 501: ")]
+)
+def test_a_server_of_another_kind_is_told_in_one_check(status: int, found: str) -> None:
+    log = io.StringIO()
+    with serving(page(status)) as url:
+        result = smoke.run(Endpoint(url, "good", timeout_s=10), progress=Lines(log))
+    assert [check.id for check in result.failures] == ["model-served"] == [check.id for check in result.checks]
+    detail = result.failures[0].detail
+    assert detail.startswith(f"no OpenAI-compatible server answers at {url} (/v1/models: {found}")
+    assert f"/v1/chat/completions: {found}" in detail
+    assert len(log.getvalue().splitlines()) == 3
+
+
+def test_an_engine_without_a_list_of_models_is_still_judged_by_its_answers() -> None:
+    async def other(_: Request) -> Response:
+        return JSONResponse({"error": "no"}, status_code=404)
+
+    routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", other)]
+    with serving(Starlette(routes=routes)) as url:
+        assert len(smoke.run(Endpoint(url, "good", timeout_s=10)).checks) == 10
 
 
 def test_what_failed_and_why_is_reported_while_it_runs(url: str) -> None:

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "slipway"
 ORDER = [
     # From the bottom up; a room may import what stands in an earlier line. Table of the design, decisions 001 to 006.
     {"errors"},
-    {"durable"},
+    {"durable", "network"},
     {"progress"},
     {"documents"},
     {"recipe"},

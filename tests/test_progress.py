@@ -29,12 +29,22 @@ def test_lines_say_how_far_and_how_long_to_go() -> None:
     ]
 
 
-def test_lines_count_items_where_the_unit_says_so() -> None:
+@pytest.mark.parametrize(
+    ("total", "unit", "said"),
+    [
+        (None, "requests", "5 requests"),
+        (10, "requests", "5 requests of 10 requests, 10 s left"),
+        (None, "steps", "5 steps"),
+        (10, "steps", "5 steps of 10 steps"),
+        (None, "tokens", "5 tokens, 0.5 tokens/s"),
+    ],
+)
+def test_lines_count_items_where_the_unit_says_so(total: int | None, unit: str, said: str) -> None:
     stream = io.StringIO()
     clock = itertools.count(step=10.0)
-    with progress.Lines(stream, clock=lambda: next(clock)).track("bench", unit="requests") as advance:
+    with progress.Lines(stream, clock=lambda: next(clock)).track("work", total, unit=unit) as advance:
         advance(5)
-    assert stream.getvalue().splitlines()[-1] == "bench: 5 requests, 0.5 requests/s"
+    assert stream.getvalue().splitlines()[-1] == f"work: {said}"
 
 
 @pytest.mark.parametrize(("total", "unit"), [(None, "bytes"), (10, "bytes"), (10, "requests")])

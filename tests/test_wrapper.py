@@ -43,7 +43,8 @@ class Copy:
         self.root.mkdir()
         self.wheels.mkdir()
         shutil.copy(ROOT / "invoke", self.root / "invoke")
-        (self.root / "src").mkdir()
+        (self.root / "src" / "slipway").mkdir(parents=True)
+        (self.root / "src" / "slipway" / "__init__.py").write_text('"""Slipway."""\n\n__version__ = "3.2.1"\n')
         entry = "[console_scripts]\ninvoke = invoke.__main__:main\n"
         files = {"invoke/__init__.py": "", "invoke/__main__.py": MAIN, "invoke-1.0.dist-info/entry_points.txt": entry}
         (self.root / "requirements.lock").write_text(wheel(self.wheels, "invoke", files))
@@ -106,6 +107,21 @@ def test_nothing_is_imported_from_the_folder_it_is_called_in(
     ran = made.run("--version", PYTHONHOME="/nowhere")
     assert ran.returncode == 0, ran.stderr
     assert "hijacked" not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_alone_lists_the_commands(made: Copy, word: str) -> None:
+    ran = made.run(word)
+    assert "'--list']" in ran.stdout
+    assert "`./invoke --help COMMAND` shows the flags of a command" in ran.stderr
+    assert "'--help', 'plan']" in made.run("--help", "plan").stdout
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_the_version_is_slipways_and_invokes(made: Copy, word: str) -> None:
+    lines = made.run(word).stdout.splitlines()
+    assert lines[0] == "Slipway 3.2.1"
+    assert lines[1].startswith("ran ")
 
 
 def test_a_wrong_hash_is_refused_and_a_mended_lock_is_installed(made: Copy) -> None:

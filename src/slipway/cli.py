@@ -47,8 +47,9 @@ class Output:
             self.result(value, "")
             return
         self.printed = True
-        width = None if sys.stdout.isatty() else 110
-        show(Console(file=sys.stdout, width=width, highlight=False))
+        terminal = sys.stdout.isatty()
+        # Tables need some width anywhere; a sentence with a path is for a search or a paste, and stays in one line.
+        show(Console(file=sys.stdout, width=None if terminal else 110, soft_wrap=not terminal, highlight=False))
         sys.stdout.flush()
 
 

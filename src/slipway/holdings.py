@@ -15,6 +15,7 @@ from slipway import models, recipe, stacks
 from slipway.checkpoints import gc
 from slipway.checkpoints.shelf import shelf
 from slipway.checkpoints.verify import LEVELS
+from slipway.errors import MissingFile
 from slipway.progress import Progress, human_bytes
 from slipway.recipe import Recipe
 from slipway.stacks import Checkout
@@ -28,9 +29,9 @@ def listing(checkout: Checkout, root: Path | None) -> list[Json]:
     `proved` says when it last passed each level, `used_by` which stacks and recipes name this revision, `locked` whether a lock
     of the checkout does.
 
-    Raises: DiskFailure, DocumentError.
+    Raises: MissingFile when `root` is no folder, DiskFailure, DocumentError.
     """
-    items = shelf(root or checkout.models)
+    items = shelf(_models_folder(checkout, root))
     named = _named(checkout, [item.repo for item in items if item.repo])
     locked = {(lock.repo, lock.revision) for lock in models.locks_of(checkout)}
     meant = {name: stacks.recipe_of(checkout, name) for name in stacks.names(checkout)}
@@ -90,9 +91,9 @@ def prune(
 ) -> tuple[Json, str]:
     """What was removed from the models folder, or would be without `yes`, as JSON and as text.
 
-    Raises: DiskFailure, UsageError.
+    Raises: MissingFile when `root` is no folder, DiskFailure, UsageError.
     """
-    place = root or checkout.models
+    place = _models_folder(checkout, root)
     found = gc.plan(place, keep_revisions=keep, older_s=older_h * 3600)
     done = gc.remove(place, found, progress=progress) if yes else found
     entries = [{"path": str(item.path), "bytes": item.bytes, "why": item.why} for item in done]
@@ -105,6 +106,14 @@ def prune(
             f"would remove {len(done)} things, {human_bytes(size)}" + ("; add --yes to do it\n" if done else "\n")
         )
     return {"removed": yes, "bytes": size, "items": entries}, "".join(lines)
+
+
+def _models_folder(checkout: Checkout, root: Path | None) -> Path:
+    """The folder that is meant; the checkout's own need not be there yet, one that was named must."""
+    if root is not None and not root.is_dir():
+        problem = "is no folder" if root.exists() else "no such folder"
+        raise MissingFile(f"--dest {root}", problem, "the models folder is looked at here", "check the path")
+    return root or checkout.models
 
 
 def _last_proved(proved: dict[str, str]) -> str:

@@ -74,7 +74,7 @@ class Deployment:
 
         Raises: UsageError when another plan is running (with what differs), EngineFailed, MissingFile, DiskFailure.
         """
-        _refuse_foreign(plan)
+        refuse_foreign(plan)
         with self._only_one():
             status = self.status()
             if status.plan and any(process.state == "running" for process in status.processes):
@@ -222,17 +222,26 @@ class Deployment:
             os.close(descriptor)
 
 
-def _refuse_foreign(plan: Plan) -> None:
-    """Only the process runtime on this machine can be launched so far."""
+def foreign(plan: Plan) -> bool:
+    """Whether launch leaves the plan to the user, who runs what `invoke plan` prints: containers, and hosts reached by SSH."""
+    return any(process.runtime != "process" or process.ssh is not None for process in plan.processes)
+
+
+def refuse_foreign(plan: Plan) -> None:
+    """Nothing when every process is a plain one of this machine.
+
+    Raises: UsageError with what to do instead.
+    """
     for process in plan.processes:
         if process.runtime != "process":
-            why = "launch starts plain processes on this machine; containers are started by the printed command"
-            raise UsageError(process.name, "runs in Docker", why, "run what `invoke plan` prints on the node")
-        if process.ssh is not None:
-            why = "launch starts processes on this machine only, in this version"
-            raise UsageError(
-                process.name, f"runs on another host ({process.ssh})", why, "run what `invoke plan` prints there"
-            )
+            where = f"runs in Docker on {process.node}"
+        elif process.ssh is not None:
+            where = f"runs on another host ({process.ssh})"
+        else:
+            continue
+        why = "launch starts plain processes on this machine only, in this version"
+        printed = f"`invoke plan --stack {plan.inventory}`"
+        raise UsageError(process.name, where, why, f"run there what {printed} prints; then `invoke status` asks it")
 
 
 def _refuse_taken_port(process: Process) -> None:

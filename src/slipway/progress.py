@@ -131,7 +131,7 @@ class Lines:
             if now - last < self._every_s:
                 return
             last = now
-            self.note(f"{label}: {_amount(done, total, unit)}, {_rate(done, total, unit, now - start)}")
+            self.note(f"{label}: {', '.join([_amount(done, total, unit), *_speed(done, total, unit, now - start)])}")
 
         yield advance
 
@@ -155,9 +155,12 @@ def _amount(done: int, total: int | None, unit: str) -> str:
     return show(done) if total is None else f"{show(done)} of {show(total)}"
 
 
-def _rate(done: int, total: int | None, unit: str, elapsed_s: float) -> str:
+def _speed(done: int, total: int | None, unit: str, elapsed_s: float) -> Iterator[str]:
+    """The rate of what comes evenly enough to have one, and how long the rest takes; steps are too unlike each other."""
     rate = done / elapsed_s if elapsed_s > 0 else 0.0
-    shown = f"{human_bytes(rate)}/s" if unit == "bytes" else f"{rate:.3g} {unit}/s"
-    if total is None or rate == 0:
-        return shown
-    return f"{shown}, {max(total - done, 0) / rate:.0f} s left"
+    if unit == "bytes":
+        yield f"{human_bytes(rate)}/s"
+    elif unit == "tokens":
+        yield f"{rate:.3g} {unit}/s"
+    if total is not None and rate > 0 and unit != "steps":
+        yield f"{max(total - done, 0) / rate:.0f} s left"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,9 +10,17 @@ from typing import Any
 from slipway import book, models, stacks
 from slipway.checkpoints.verify import verify
 from slipway.endpoint import Client, Endpoint
-from slipway.errors import CheckFailed, EngineFailed, IntegrityMismatch, MissingFile, SlipwayError, UsageError
+from slipway.errors import (
+    CheckFailed,
+    EngineFailed,
+    IntegrityMismatch,
+    MissingFile,
+    NetworkFailure,
+    SlipwayError,
+    UsageError,
+)
 from slipway.hosts.local import LocalHost
-from slipway.launch import PROOF_S, Deployment, Launched, Status
+from slipway.launch import PROOF_S, Deployment, Launched, Status, foreign, refuse_foreign
 from slipway.plan import Plan
 from slipway.progress import Progress
 from slipway.stacks import Checkout
@@ -69,7 +78,68 @@ class Seen:
         """Raises: CheckFailed when nothing is launched or nothing generates."""
         if self.proof is None:
             problem = self.complaint.problem if self.complaint else "nothing is launched"
-            raise CheckFailed(f"stack {self.stack}", f"does not serve ({problem})", "", "run `invoke launch`")
+            raise CheckFailed(f"stack {self.stack}", f"does not serve ({problem})", "", self._remedy())
+
+    def _remedy(self) -> str:
+        """What brings this stack up; where something answered, what it needs instead."""
+        plan = self.status.plan
+        if plan is None or self.complaint is None:
+            return "run `invoke launch`"
+        if isinstance(self.complaint, NetworkFailure):
+            return _start(self.stack, plan) if foreign(plan) else "read `invoke logs`"
+        return self.complaint.remedy or "read `invoke logs`"
+
+
+def _start(stack: str, plan: Plan) -> str:
+    """What to do about a plan that launch does not start, and nothing answers for."""
+    nodes = ", ".join(dict.fromkeys(process.node for process in plan.processes))
+    start = f"where it is not started yet, run on {nodes} what `invoke plan --stack {stack}` prints"
+    return f"{start}; where it is, read {_their_logs(plan)}"
+
+
+def _their_logs(plan: Plan) -> str:
+    """How the logs of a plan are read that launch does not start."""
+    ways = [
+        f"`docker logs {process.name}` on {process.node}"
+        if process.runtime == "docker"
+        else f"{process.name}'s output on {process.node}"
+        for process in plan.processes
+    ]
+    return ", ".join(ways)
+
+
+def logs(checkout: Checkout, stack: str, lines: int) -> dict[str, list[str]]:
+    """The last `lines` lines of each process of the stack that was launched here.
+
+    Raises: UsageError, MissingFile where nothing was; for containers with the command that shows their logs.
+    """
+    try:
+        return deployment(checkout, stack).logs(lines)
+    except MissingFile as error:
+        plan = served_plan(checkout, stack)
+        if plan is None:
+            raise
+        why = "launch keeps the logs of what it starts; this stack is started by the printed commands"
+        raise MissingFile(f"stack {stack}", "no log is kept here", why, f"read {_their_logs(plan)}") from error
+
+
+def stop(checkout: Checkout, stack: str) -> tuple[tuple[str, ...], str]:
+    """What was stopped, and that in words.
+
+    Raises: EngineFailed, DiskFailure.
+    """
+    stopped = deployment(checkout, stack).stop()
+    if stopped:
+        return stopped, f"stopped {', '.join(stopped)}\n"
+    plan = None
+    with contextlib.suppress(SlipwayError):  # a plan that cannot be made any more keeps nobody from stopping
+        plan = served_plan(checkout, stack)
+    containers = [process for process in plan.processes if process.runtime == "docker"] if plan else []
+    ways = ", ".join(f"`docker rm --force {process.name}` on {process.node}" for process in containers)
+    said = (
+        f"; launch does not start this stack's containers and does not stop them: {ways}" if ways else "; nothing ran"
+    )
+    return (), f"stopped nothing{said}\n"
 
 
 def deployment(checkout: Checkout, stack: str) -> Deployment:
@@ -85,6 +155,9 @@ def up(checkout: Checkout, plan: Plan, *, timeout_s: float, progress: Progress) 
     """
     if timeout_s <= 0:
         raise UsageError("--timeout-s", f"must be positive (got {timeout_s})", "", "give seconds")
+    refuse_foreign(plan)
+    # A key that the proof cannot send would be found only when everything runs.
+    Endpoint.from_environment(plan.front_door.url, plan.front_door.served_name)
     _refuse_touched_weights(checkout, plan)
     launched = deployment(checkout, plan.inventory).up(plan, prove, timeout_s=timeout_s, progress=progress)
     return Up(plan, launched)
@@ -127,12 +200,12 @@ def _refuse_strangers(now: Status) -> None:
 
 
 def served_plan(checkout: Checkout, stack: str) -> Plan | None:
-    """The plan that was launched here, or that of a stack whose containers were started by the printed command."""
+    """The plan that was launched here, or that of a stack which is started by the printed commands."""
     now = deployment(checkout, stack).status()
     if now.plan is not None:
         return now.plan
     plan = book.compiled(checkout, None, None, stack)
-    return plan if any(process.runtime == "docker" for process in plan.processes) else None
+    return plan if foreign(plan) else None
 
 
 def prove(plan: Plan, timeout_s: float = PROOF_S) -> str:

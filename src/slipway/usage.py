@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ def _mended(original: Callable[[Program], None]) -> Callable[[Program], None]:
     def method(program: Program) -> None:
         with _usage(program):
             original(program)
+            _refuse_dry(program)
 
     return method
 
@@ -61,7 +63,15 @@ def _mended(original: Callable[[Program], None]) -> Callable[[Program], None]:
 @contextlib.contextmanager
 def _usage(program: Program) -> Iterator[None]:
     try:
-        yield
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a reader that has gone can still be caught
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python would flush once more at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Exit(code=0) from None
     except KeyboardInterrupt:
         raise Exit("interrupted", code=130) from None
     except ParseError as error:
@@ -71,6 +81,18 @@ def _usage(program: Program) -> Iterator[None]:
         problem = f"a flag takes a whole number (got {number[1]})" if number else str(error)
         remedy = "`invoke --help TASK` lists the flags"
         raise _ended(UsageError("command line", problem, "numbers are written in digits", remedy)) from None
+
+
+def _refuse_dry(program: Program) -> None:
+    """Invoke's own `--dry` holds back only what goes through its shell, and hardly a command here does: it would really run."""
+    if not program.args.dry.value:
+        return
+    given = "--dry" if "--dry" in program.argv else "-R"
+    why = "it is Invoke's own, and would not keep a command from doing its work"
+    able = any("--dry-run" in task.flags for task in program.tasks)
+    task = next((task.name for task in program.tasks), "TASK")
+    remedy = "did you mean --dry-run?" if able else f"`invoke --help {task}` lists the flags"
+    raise _ended(UsageError("command line", f"--dry is not known here (got {given})", why, remedy))
 
 
 def _ended(error: UsageError) -> Exit:
@@ -99,10 +121,30 @@ def _explain(error: ParseError, program: Program) -> UsageError:
     token = unknown.group(1)
     tasks = list(program.collection.task_names)
     flags = list(context.flags) if context is not None and task else []
-    near = difflib.get_close_matches(token.partition("=")[0].replace("_", "-"), [*flags, *tasks], n=1)
+    if unknown[1] == "help":
+        meant = next((word for word in program.core.unparsed if word in tasks), None)
+        shows = f"`invoke --help {meant}` shows its flags" if meant else "`invoke --list` shows the tasks"
+        return UsageError("command line", "help is no task (got help)", "", shows)
+    near = _near(token.partition("=")[0].replace("_", "-"), [*flags, *tasks])
     if token.startswith("-"):
         kind, where = "unknown flag", f"`invoke --help {task}`" if flags else "`invoke --list`"
     else:
         kind, where = "unknown task", "`invoke --list`"
-    why = f"did you mean {near[0]}?" if near else ""
+    why = f"did you mean {near}?" if near else ""
     return UsageError("command line", f"{kind} (got {token})", why, f"{where} shows what there is")
+
+
+def _near(given: str, known: list[str]) -> str | None:
+    """Which of `known` is most like `given`, its words in any order: `image-build` is build-image."""
+
+    def in_order(name: str) -> str:
+        return "-".join(sorted(name.split("-")))
+
+    sorted_names = {in_order(name): name for name in known}
+    if in_order(given) in sorted_names:
+        return sorted_names[in_order(given)]
+    for close in difflib.get_close_matches(given, known, n=1):
+        return close
+    for close in difflib.get_close_matches(in_order(given), sorted_names, n=1, cutoff=0.8):
+        return sorted_names[close]
+    return None

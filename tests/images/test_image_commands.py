@@ -327,6 +327,16 @@ def test_the_reference_images_packages_are_those_that_the_tests_run_with() -> No
         (("verify-image", "--engine", "vllm"), 5, "invoke build-image --engine vllm"),
         (("verify-image", "--engine", "vllm", "--key", "k.pub"), 2, "--key: needs --pushed"),
         (("verify-image", "--engine", "vllm", "--pushed", "r/x:1", "--drift"), 2, "--drift: does not go with"),
+        (
+            ("verify-image", "--engine", "vllm", "--pushed", "r/x:1", "--key", "k.pub"),
+            5,
+            "get the public key of who signed",
+        ),
+        (
+            ("verify-image", "--engine", "vllm", "--pushed", "r/x:1", "--key", "images/caches.yaml"),
+            2,
+            "images/caches.yaml: is no public key (got no PEM block)",
+        ),
         (("verify-image", "--engine", "vllm", "--pushed", ""), 2, "--pushed: is empty"),
         (("build-image", "--engine", "vllm", "--push", ""), 2, "--push: is empty"),
         (("build-image", "--engine", "vllm", "--push", "mine"), 2, "mine: names no registry; what is sent away"),

@@ -36,12 +36,15 @@ COUNTER_WAIT_S = 2.0
 def run(endpoint: Endpoint, load: Load, *, progress: Progress = silent) -> BenchResult:
     """What `load` on `endpoint` measured, warm-up not counted. Failed requests are in the result, not raised.
 
-    Raises: NetworkFailure, AuthFailure when the endpoint cannot be asked at all; UsageError when prompts cannot be as
+    Raises: NetworkFailure, AuthFailure when the endpoint cannot be asked at all; CheckFailed when it lists its models and
+    the asked one is none of them, before anything is sent to it; UsageError when prompts cannot be as
     short as asked; KeyboardInterrupt on Ctrl-C, with every connection closed.
     """
     target = Target.of(endpoint, PATHS[load.api])
     with Client(endpoint) as client:
         served = _served(client)
+        if served is not None:
+            client.refuse_unserved(served)
         maker = PromptMaker(client, load)
         warmup = _warm_up(target, maker, load, endpoint, progress)
         bodies = _bodies(maker, load, endpoint, load.requests, progress)

@@ -92,12 +92,12 @@ def read(path: Path | str, model: type[Model]) -> Model:
         text = _regular_file(Path(path)).decode("utf-8")
     except FileNotFoundError:
         raise MissingFile(
-            path, "no such file", f"a {model.__name__} document in YAML is read here", "check the path"
+            path, "no such file", f"{_kind(model)} document in YAML is read here", "check the path"
         ) from None
     except UnicodeDecodeError as error:
         raise DocumentError([Problem(str(path), 1, 1, "", f"is not UTF-8 text (byte {error.start})")]) from None
     except OSError as error:
-        raise from_os_error(error, path, f"reading the {model.__name__} document") from error
+        raise from_os_error(error, path, f"reading {_kind(model)} document") from error
     return parse(text, model, str(path))
 
 
@@ -134,7 +134,7 @@ def parse(text: str, model: type[Model], name: str) -> Model:
     except RecursionError:
         raise DocumentError([Problem(name, 1, 1, "", f"is nested more than {MAX_DEPTH} levels deep")]) from None
     if root is None:
-        raise DocumentError([Problem(name, 1, 1, "", f"is empty; a {model.__name__} document is needed")])
+        raise DocumentError([Problem(name, 1, 1, "", f"is empty; {_kind(model)} document is needed")])
     reader = Reader(name)
     data = model.prepared(reader.value(root, ()))
     other = _other_kind(data, model)
@@ -169,9 +169,11 @@ def read_json(path: Path, model: type[Model]) -> Model:
     try:
         data = _regular_file(path)
     except FileNotFoundError:
-        raise MissingFile(path, "no such file", f"a {model.__name__} is read here", "check the path") from None
+        raise MissingFile(
+            path, "no such file", f"{_kind(model)} document in JSON is read here", "check the path"
+        ) from None
     except OSError as error:
-        raise from_os_error(error, path, f"reading the {model.__name__}") from error
+        raise from_os_error(error, path, f"reading {_kind(model)} document") from error
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
@@ -180,6 +182,12 @@ def read_json(path: Path, model: type[Model]) -> Model:
             Problem(str(path), 1, 1, dotted(tuple(d["loc"])), f"{d['msg'][:1].lower()}{d['msg'][1:]}") for d in details
         ]
         raise DocumentError(problems) from None
+
+
+def _kind(model: type[BaseModel]) -> str:
+    """The name of `model` in words with its article: `an image lock`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).lower()
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def _other_kind(data: Any, model: type[BaseModel]) -> str | None:
@@ -225,8 +233,24 @@ def _explain(detail: ErrorDetails, at: Location, model: type[BaseModel], data: A
         expected = str(detail.get("ctx", {}).get("expected", ""))
         near = difflib.get_close_matches(str(detail["input"]), re.findall(r"'([^']*)'", expected), n=1)
         return f"is not one of the known values{got}; allowed: {expected}{f'; did you mean {near[0]}?' if near else ''}"
+    if kind in {"model_type", "dict_type"}:
+        return f"must be a mapping, a `key: value` on each line{got}"
+    if kind in {"list_type", "tuple_type"}:
+        return f"must be a list{got}"
+    if kind in {"too_short", "too_long", "string_too_short", "string_too_long"}:
+        return _length(detail, got)
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{message[:1].lower()}{message[1:]}{got}"
+
+
+def _length(detail: ErrorDetails, got: str) -> str:
+    """What is wrong with how many entries or characters there are."""
+    limits = detail.get("ctx", {})
+    least, what = limits.get("min_length"), "character" if detail["type"].startswith("string_") else "entry"
+    bound = int(least if least is not None else limits.get("max_length", 0))
+    shown = got or f" (got {limits.get('actual_length') or 'none'})"
+    side, many = "most" if least is None else "least", {"character": "characters", "entry": "entries"}[what]
+    return f"needs at {side} {bound} {what if bound == 1 else many}{shown}"
 
 
 def _fields_at(model: type[BaseModel], at: Location, data: Any) -> Iterator[str]:

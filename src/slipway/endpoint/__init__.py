@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import httpx
 from slipway import sse
 from slipway.endpoint.wire import Wire
 from slipway.errors import AuthFailure, CheckFailed, EngineFailed, NetworkFailure, SlipwayError, UsageError
+from slipway.network import meaning
 from slipway.sse import Answer, ToolCall, Usage
 
 API_KEY_VARIABLE = "SLIPWAY_API_KEY"
@@ -44,7 +46,7 @@ Message = Mapping[str, Any]
 class Endpoint:
     """Where a model is served, and under which name. The key is never shown.
 
-    `url` may or may not end in `/v1`; `timeout_s` bounds a whole answer, not one read.
+    `url` may or may not end in `/v1` or a path of the API below it; `timeout_s` bounds a whole answer, not one read.
     Raises: UsageError when the URL, the key or the timeout cannot be used.
     """
 
@@ -200,7 +202,15 @@ class Client:
 
         Raises: CheckFailed when the name is not served, EngineFailed when tokens, finish reason, usage or text are missing.
         """
-        served = self.models()
+        self.refuse_unserved(self.models())
+        generation = self.chat([{"role": "user", "content": "Say hello."}], max_tokens=max_tokens)
+        if complaints := generation.complaints(max_tokens):
+            said = self.endpoint.shown(", ".join(complaints))
+            raise self._engine("/v1/chat/completions", f"not a real generation: {said}")
+        return generation
+
+    def refuse_unserved(self, served: Sequence[str]) -> None:
+        """Raises: CheckFailed when the model's name is not among `served`."""
         if self.endpoint.model not in served:
             raise CheckFailed(
                 f"{self.endpoint.url}/v1/models",
@@ -209,11 +219,6 @@ class Client:
                 "some engines answer to any name, so the list is compared",
                 "use a served name, or launch the right recipe",
             )
-        generation = self.chat([{"role": "user", "content": "Say hello."}], max_tokens=max_tokens)
-        if complaints := generation.complaints(max_tokens):
-            said = self.endpoint.shown(", ".join(complaints))
-            raise self._engine("/v1/chat/completions", f"not a real generation: {said}")
-        return generation
 
     def _generation(self, path: str, body: dict[str, Any], *, stream: bool) -> Generation:
         start_s = time.monotonic()
@@ -284,6 +289,8 @@ class Client:
         except httpx.HTTPError as error:
             if time.monotonic() - start_s >= self.endpoint.timeout_s:
                 raise self._late(place) from None
+            if plain := meaning(error):
+                raise NetworkFailure(place, plain.problem, "", plain.remedy) from error
             said = self.endpoint.shown(str(error)) or type(error).__name__
             raise NetworkFailure(
                 place, f"no whole answer: {said}", "", "check the address, the server's log, and any firewall"
@@ -369,7 +376,7 @@ def _checked_url(url: str) -> str:
         raise UsageError(
             place, f"cannot be used (got {url!r})", "a URL like http://127.0.0.1:8000 is needed", "correct the URL"
         )
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return re.sub(r"/+v1(/+((chat/+)?completions|models))?/*$", "", url).rstrip("/")
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -60,8 +60,8 @@ def told(checks: Iterable[Check]) -> list[tuple[str, str]]:
     return [(", ".join(names), detail) for detail, names in found.items()]
 
 
-def refuse_failed(results: Iterable[GateResult]) -> None:
-    """Nothing when every gate passed.
+def refuse_failed(results: Iterable[GateResult], log: str = "`invoke logs`") -> None:
+    """Nothing when every gate passed; `log` says where the server's own words are read.
 
     Raises: CheckFailed naming the checks that did not pass.
     """
@@ -69,6 +69,4 @@ def refuse_failed(results: Iterable[GateResult]) -> None:
         if not result.passed:
             failed = "; ".join(f"{names}: {detail}" for names, detail in told(result.failures))
             problem = f"{len(result.failures)} of {len(result.checks)} checks failed"
-            raise CheckFailed(
-                f"gate {result.gate}", problem, failed, "look at `invoke logs`, mend the cause, verify again"
-            )
+            raise CheckFailed(f"gate {result.gate}", problem, failed, f"look at {log}, mend the cause, verify again")

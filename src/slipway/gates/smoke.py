@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.endpoint import FINISH_REASONS, Client, Endpoint, Generation
-from slipway.errors import AuthFailure, NetworkFailure, SlipwayError
+from slipway.errors import AuthFailure, CheckFailed, EngineFailed, NetworkFailure, SlipwayError
 from slipway.gates import Check, GateResult, Measured, told
 from slipway.progress import Progress, silent
 from slipway.sse import Answer, Usage
@@ -46,12 +46,17 @@ def run(
     """
     start_s = time.monotonic()
     with Client(endpoint) as client, progress.track("gate smoke", total=3, unit="steps") as advance:
-        checks = [_model_served(client)]
+        served, unlisted = _model_served(client)
         advance(1)
-        if not checks[0].passed and "served" in checks[0].measured:
+        if not served.passed and unlisted is None:
             # Every other answer would only say the same in the server's words.
-            return _told(GateResult.of("smoke", checks, time.monotonic() - start_s), endpoint, progress)
+            return _told(GateResult.of("smoke", [served], time.monotonic() - start_s), endpoint, progress)
         pair = _ask_both(client, max_tokens, request or {})
+        if unlisted is not None and pair.nothing_came:
+            # No server of this kind: its pages would only be quoted once for each check.
+            alone = _no_such_server(endpoint, unlisted, pair)
+            return _told(GateResult.of("smoke", [alone], time.monotonic() - start_s), endpoint, progress)
+        checks = [served]
         if pair.comparable and _differences(pair):
             # The first pair may differ because only its second half found the prompt in the prefix cache, where other
             # kernels round differently. The next pair is alike in this; a real difference shows again.
@@ -92,6 +97,13 @@ class _Pair:
     whole_failure: str
     streamed: Answer | None
     stream_failure: str
+    whole_error: SlipwayError | None = None
+
+    @property
+    def nothing_came(self) -> bool:
+        """Whether neither request was answered with anything that has to do with a chat."""
+        empty = self.streamed is None or not (self.streamed.done or self.streamed.error or self.streamed.token_frames)
+        return isinstance(self.whole_error, CheckFailed | EngineFailed) and empty
 
     @property
     def comparable(self) -> bool:
@@ -114,36 +126,47 @@ class _Pair:
         )
 
 
-def _model_served(client: Client) -> Check:
+def _model_served(client: Client) -> tuple[Check, SlipwayError | None]:
+    """The check, and why there is no list of models to decide it on (None: there is one)."""
     name = client.endpoint.model
     try:
         served = client.models()
     except (AuthFailure, NetworkFailure):
         raise  # whoever cannot be asked at all is not judged
     except SlipwayError as error:
-        return _undecided("model-served", str(error))
+        return _undecided("model-served", str(error)), error
     shown = ", ".join(map(client.endpoint.shown, served)) or "nothing"
-    return Check(
+    check = Check(
         id="model-served",
         passed=name in served,
         detail=f"{name} is served" if name in served else f"{name} is not served (served: {shown})",
         measured={"served": shown, "asked": name},
     )
+    return check, None
+
+
+def _no_such_server(endpoint: Endpoint, unlisted: SlipwayError, pair: _Pair) -> Check:
+    """The one check that is told where nothing OpenAI-compatible answers at all."""
+    chat = pair.whole_error.problem if pair.whole_error else ""
+    found = f"/v1/models: {unlisted.problem}; /v1/chat/completions: {chat}"
+    detail = f"no OpenAI-compatible server answers at {endpoint.url} ({found})"
+    return Check(id="model-served", passed=False, detail=detail, measured={"asked": endpoint.model})
 
 
 def _ask_both(client: Client, max_tokens: int, request: Mapping[str, Any]) -> _Pair:
     messages = [{"role": "user", "content": QUESTION}]
     whole = streamed = None
     whole_failure = stream_failure = ""
+    whole_error = None
     try:
         whole = client.chat(messages, max_tokens=max_tokens, **request)
     except SlipwayError as error:
-        whole_failure = str(error)
+        whole_failure, whole_error = str(error), error
     try:
         streamed = client.observe_chat(messages, max_tokens=max_tokens, **request)
     except SlipwayError as error:
         stream_failure = str(error)
-    return _Pair(whole, whole_failure, streamed, stream_failure)
+    return _Pair(whole, whole_failure, streamed, stream_failure, whole_error)
 
 
 def _judge(pair: _Pair, max_tokens: int) -> list[Check]:

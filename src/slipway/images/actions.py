@@ -126,7 +126,7 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
         parse_destination(options.push)
     if options.sign:
         # A tag that is published and then cannot be signed would stand there unsigned.
-        signing.refuse_no_key(options.sign)
+        signing.refuse_no_private_key(options.sign)
         signing.find().require_key(options.sign)
     built = building.build(
         place, builder(options.builder, place), settings, no_cache=options.no_cache, progress=progress
@@ -147,9 +147,7 @@ def build_image(place: Place, options: Options, progress: Progress) -> Answer:
     if options.push:
         sent, said = _pushed(place, made, built, options, progress)
         document["pushed"] = {"to": options.push, "digest": sent.digest, **said.__dict__}
-        text += (
-            f"pushed {options.push}, digest {sent.digest} ({sent.copied} blobs sent, {sent.skipped} there already)\n"
-        )
+        text += f"pushed {options.push}, digest {sent.digest} ({sent.counted()})\n"
         text += (
             f"  attached         SBOM {said.sbom}, provenance {said.provenance}{'; signed' if said.signed else ''}\n"
         )
@@ -183,6 +181,8 @@ def refuse_other(place: str, sent: str, checked: str) -> None:
 
 def check_pushed(place: Place, ref: str, key: Path | None) -> Answer:
     """What was proved about the image at `ref`. Raises: as `papers.check_pushed`."""
+    if key:
+        signing.refuse_no_public_key(key)
     made = lock.read(place.images, place.engine, place.variant, place.spec())
     with registry_from() as registry:
         said = papers.check_pushed(place, made, ref, registry, key)
@@ -242,10 +242,8 @@ def mirror_image(
         if here:
             refuse_other(to, sent.digest, here.manifest_digest)
     document = {**sent.__dict__, "from": start, "to": str(end), "attached": list(sent.attached)}
-    return document, (
-        f"{end}: digest {sent.digest}, {sent.copied} blobs copied ({human_bytes(sent.copied_bytes)}), "
-        f"{sent.skipped} there already, {len(sent.attached)} attached\n"
-    )
+    named = str(replace(end, ref=sent.name)) if end.path else str(end)
+    return document, f"{named}: digest {sent.digest}, {sent.counted()}\n"
 
 
 def refuse_unmeant(needs: Mapping[str, bool], **given: str | None) -> None:

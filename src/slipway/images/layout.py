@@ -198,8 +198,12 @@ class Layout:
 
         Raises: DiskFailure, IntegrityMismatch.
         """
-        self._name(root, self._ref or root.digest.removeprefix("sha256:")[:12])
+        self._name(root, self.name_for(root.digest))
         self.publish()
+
+    def name_for(self, digest: str) -> str:
+        """What the image with `digest` is called here; without a name of its own, the begin of its digest."""
+        return self._ref or digest.removeprefix("sha256:")[:12]
 
     def publish(self) -> None:
         """Nothing; the index now names what was put since the last time, besides what it named before.

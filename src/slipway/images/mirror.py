@@ -49,7 +49,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What was done: the image's digest, how many blobs went over and how many were there, and digests of what is attached."""
+    """What was done: the image's digest, how many blobs went over and how many were there, and digests of what is attached.
+
+    `name` is what the image is called at the destination.
+    """
 
     digest: str
     copied: int
@@ -58,6 +61,16 @@ class Mirrored:
     copied_bytes: int
     skipped_bytes: int
     attached: tuple[str, ...] = ()
+    name: str = ""
+
+    def counted(self) -> str:
+        """How many blobs went which way, in words."""
+        ways = [f"{self.copied} blobs copied ({human_bytes(self.copied_bytes)})", f"{self.skipped} there already"]
+        if self.mounted:
+            ways.append(f"{self.mounted} mounted from a repository beside it")
+        if self.attached:
+            ways.append(f"{len(self.attached)} attached")
+        return ", ".join(ways)
 
 
 def run(
@@ -80,7 +93,9 @@ def run(
     end = parse_destination(destination) if isinstance(destination, str) else destination
     begin = _source(start, registry)
     begin = WithPapers(begin, papers) if papers else begin
-    return mirror(begin, _destination(start, end, registry, options), options, progress)
+    store = _destination(start, end, registry, options)
+    done = mirror(begin, store, options, progress)
+    return replace(done, name=store.name_for(done.digest) if isinstance(store, Layout) else str(end))
 
 
 def mirror(source: Source, destination: Destination, options: Options, progress: Progress = silent) -> Mirrored:
@@ -103,12 +118,7 @@ def mirror(source: Source, destination: Destination, options: Options, progress:
         if note:
             progress.note(note)
     destination.finish(root)
-    result = replace(done, digest=root.digest, attached=tuple(one.manifest.digest for one in attached))
-    progress.note(
-        f"{root.digest}: {result.copied} blobs copied ({human_bytes(result.copied_bytes)}), {result.skipped} there already, "
-        f"{len(result.attached)} attached"
-    )
-    return result
+    return replace(done, digest=root.digest, attached=tuple(one.manifest.digest for one in attached))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -12,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from slipway.errors import AuthFailure, NetworkFailure
+from slipway.network import meaning
 
 WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -56,16 +55,11 @@ def unauthorised(place: str, problem: str, *, push: bool) -> AuthFailure:
 
 def failed(place: str, error: httpx.TransportError) -> Exception:
     """What went wrong on the wire; a certificate that is not trusted will not be at the next try either."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            said = f"its certificate is not trusted ({cause.verify_message})"
-            return NetworkFailure(place, said, "TLS is checked always", "set SSL_CERT_FILE to a file with its CA")
-        if isinstance(cause, socket.gaierror):
-            return Again(f"no address is known for {_host(error)} ({cause.strerror})")
-        if isinstance(cause, OSError) and cause.strerror:
-            return Again(f"cannot be reached at {_host(error)} ({cause.strerror.lower()})")
-        cause = cause.__cause__ or cause.__context__
+    found = meaning(error, _host(error))
+    if found and found.lasting:
+        return NetworkFailure(place, found.problem, "TLS is checked always", found.remedy)
+    if found:
+        return Again(found.problem)
     if isinstance(error, httpx.UnsupportedProtocol):
         return NetworkFailure(place, "names an address that cannot be used", str(error)[:120])
     if isinstance(error, httpx.TimeoutException):

@@ -24,11 +24,18 @@ from slipway.errors import (
     NetworkFailure,
     SlipwayError,
     UsageError,
+    from_os_error,
 )
 from slipway.images.image_name import ImageName, is_loopback
 
 _RUN_S = 180
 _OTHER_COSIGN = "what cosign 3 signed, cosign 2 does not find: use the newer of the two"
+_KEY_BYTES = 65_536
+_PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,60})-----")
+_PRIVATE = frozenset({"encrypted sigstore private key", "encrypted cosign private key"})
+_PUBLIC = frozenset({"public key", "rsa public key"})
+"""What PEM blocks may be. Source: cosign 2.5.0 and 3.1.1 take these and refuse others as `unsupported pem type`."""
+
 _ANNOTATION = re.compile(r"[A-Za-z0-9._/-]+=[^,=\x00-\x1f]+")
 
 
@@ -89,7 +96,7 @@ class Cosign:
 
         Raises: UsageError, MissingFile, AuthFailure, NetworkFailure, CheckFailed.
         """
-        argv = ("sign", "--yes", *self._key(key), *self._no_log(), *_notes(annotations), *_plain(image))
+        argv = ("sign", "--yes", *_private(key), *self._no_log(), *_notes(annotations), *_plain(image))
         self._checked((*argv, _pinned(image)), str(image), _needed(password, key))
 
     def require_key(self, key: Path, password: str | None = None) -> None:
@@ -111,7 +118,7 @@ class Cosign:
         Raises: MissingFile where there is no signature, IntegrityMismatch for one of another key, digest or annotation,
         UsageError, AuthFailure, NetworkFailure.
         """
-        argv = ("verify", *self._key(public_key), "--insecure-ignore-tlog=true", "--output", "json")
+        argv = ("verify", *_public(public_key), "--insecure-ignore-tlog=true", "--output", "json")
         ran = self._checked((*argv, *_notes(annotations), *_plain(image), _pinned(image)), str(image))
         for payload in _payloads(ran.stdout):
             digest = _at(payload, "critical", "image", "docker-manifest-digest")
@@ -129,7 +136,7 @@ class Cosign:
         """
         bundle = bundle_of(file)
         part = bundle.with_name(f".{bundle.name}.part")
-        argv = ("sign-blob", "--yes", *self._key(key), *self._no_log(), "--bundle", str(part), _there(file))
+        argv = ("sign-blob", "--yes", *_private(key), *self._no_log(), "--bundle", str(part), _there(file))
         try:
             self._checked(argv, str(file), _needed(password, key))
             part.replace(bundle)
@@ -145,12 +152,8 @@ class Cosign:
         bundle = bundle or bundle_of(file)
         if not bundle.is_file():
             raise MissingFile(bundle, "no such file", f"it holds the signature of {file}", "sign the file")
-        argv = ("verify-blob", *self._key(public_key), "--insecure-ignore-tlog=true", "--bundle", str(bundle))
+        argv = ("verify-blob", *_public(public_key), "--insecure-ignore-tlog=true", "--bundle", str(bundle))
         self._checked((*argv, _there(file)), str(file))
-
-    def _key(self, key: Path) -> tuple[str, str]:
-        refuse_no_key(key)
-        return ("--key", str(key))
 
     def _no_log(self) -> tuple[str, ...]:
         """A private image's name is not for a public log; cosign 3 also wants to be told not to look for services."""
@@ -202,6 +205,16 @@ def find(environ: Mapping[str, str] | None = None) -> Cosign:
     return Cosign(Path(found))
 
 
+def _private(key: Path) -> tuple[str, str]:
+    refuse_no_private_key(key)
+    return ("--key", str(key))
+
+
+def _public(key: Path) -> tuple[str, str]:
+    refuse_no_public_key(key)
+    return ("--key", str(key))
+
+
 def bundle_of(file: Path) -> Path:
     """Where the signature of `file` lies."""
     return file.with_name(f"{file.name}.sigstore.json")
@@ -232,12 +245,37 @@ def _needed(password: str | None, key: Path) -> str:
     return found
 
 
-def refuse_no_key(key: Path) -> None:
-    """Nothing; `key` is a file. Raises: MissingFile."""
+def refuse_no_private_key(key: Path) -> None:
+    """Nothing; `key` is a file with a private key of cosign's. Raises: MissingFile, DiskFailure, UsageError for another kind."""
     if not key.is_file():
-        raise MissingFile(
-            key, "no such file", "a key of cosign's is read here", "make a pair with cosign generate-key-pair"
-        )
+        remedy = "make a pair with cosign generate-key-pair"
+        raise MissingFile(key, "no such file", "a private key of cosign's is read here", remedy)
+    kind = _kind_of(key)
+    if kind not in _PRIVATE:
+        why = "it signs with the encrypted key that it made"
+        remedy = "give the .key file of the pair; cosign import-key-pair takes a key of another kind over"
+        raise UsageError(key, f"is no private key of cosign's (got {kind})", why, remedy)
+
+
+def refuse_no_public_key(key: Path) -> None:
+    """Nothing; `key` is a file with a public key. Raises: MissingFile, DiskFailure, UsageError for another kind."""
+    remedy = "get the public key of who signed (cosign.pub)"
+    if not key.is_file():
+        raise MissingFile(key, "no such file", "a signature is checked with the public key of who signed", remedy)
+    kind = _kind_of(key)
+    if kind not in _PUBLIC:
+        why = "a signature is checked with the public key of who signed"
+        raise UsageError(key, f"is no public key (got {kind})", why, remedy)
+
+
+def _kind_of(key: Path) -> str:
+    """What the PEM block in the file says that it is, or that there is none. Raises: DiskFailure."""
+    try:
+        with key.open("rb") as file:
+            found = _PEM.search(file.read(_KEY_BYTES))
+    except OSError as error:
+        raise from_os_error(error, key, "reading the key") from error
+    return found[1].decode("ascii").lower() if found else "no PEM block"
 
 
 def _there(file: Path) -> str:
@@ -272,6 +310,12 @@ _MEANINGS: tuple[tuple[str, type[SlipwayError], str, str], ...] = (
         IntegrityMismatch,
         "signed with another key, over other bytes, or without a wanted annotation",
         "do not run it before you know why",
+    ),
+    (
+        r"pem block|pem type|asn1: |illegal base64|parsing (public|private) key",
+        UsageError,
+        "the key file is damaged, or of a kind that cosign does not read",
+        "give the file that cosign made",
     ),
     (r"decryption failed|decrypt", AuthFailure, "the key's password is another", "set COSIGN_PASSWORD"),
     (r"UNAUTHORIZED|DENIED|40[13] ", AuthFailure, "the registry refuses the login that docker keeps", "docker login"),

@@ -152,6 +152,18 @@ def test_without_docker_on_the_path_that_is_said(tmp_path: Path) -> None:
         capabilities.check({"PATH": str(tmp_path)})
 
 
+@pytest.mark.parametrize("missing", ["docker", "docker buildx"])
+@pytest.mark.parametrize("buildah", [True, False])
+def test_where_buildah_is_it_is_named_as_the_way_without_docker(tmp_path: Path, missing: str, buildah: bool) -> None:
+    tools = {"docker": "[ $1 = version ] && echo '{}'"} if missing == "docker buildx" else {}
+    for name, script in {**tools, **({"buildah": "exit"} if buildah else {})}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(MissingFile, match=f"^{missing}: ") as caught:
+        capabilities.check({"PATH": str(tmp_path)})
+    assert ("or give --builder buildah" in caught.value.remedy) is buildah
+
+
 def test_without_buildah_on_the_path_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="buildah: not found on PATH"):
         BuildahBuilder(env={"PATH": str(tmp_path)}).build(REQUEST)

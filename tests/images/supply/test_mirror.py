@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, NetworkFailure, SlipwayError, UsageError
-from slipway.images import manifests, mirror
+from slipway.images import actions, manifests, mirror
 from slipway.images.image_name import Mirrors, parse
+from slipway.images.inputs import Place as ImagePlace
 from slipway.images.layout import Layout
 from slipway.images.manifests import Descriptor
 from slipway.images.mirror import Options
 from slipway.images.registry import Registry
 
+ROOT = Path(__file__).resolve().parents[3]
 SKOPEO = shutil.which("skopeo")
 # Read here, before each test gets a clean environment.
 DOCKER = {
@@ -87,7 +90,8 @@ def test_a_round_trip_keeps_every_digest_and_what_is_said_of_the_image(
     assert len(sent.attached) == 4
     assert (sent.copied, sent.skipped) == (9, 0)
     assert there.done == sent.copied_bytes
-    assert "9 blobs copied" in there.notes[-1]
+    assert there.notes == []  # the command's result says it
+    assert re.fullmatch(r"9 blobs copied \(.* k?B\), 0 there already, 4 attached", sent.counted())
     assert registry.signature(parse(name), sample.index.digest, ".sig") is not None
 
     back = mirror.run(name, f"layout:{tmp_path / 'back'}:registry.example/engine:v1", registry)
@@ -108,6 +112,21 @@ def test_within_one_registry_blobs_are_mounted(real: Any, registry: Registry, fo
     mirror.run(f"layout:{folder}:v1", f"{real.host}/mount/from:v1", registry)
     done = mirror.run(f"{real.host}/mount/from:v1", f"{real.host}/mount/to:v1", registry)
     assert (done.copied, done.mounted) == (0, 9)
+    said = "0 blobs copied (0 B), 0 there already, 9 mounted from a repository beside it, 4 attached"
+    assert (done.counted(), done.name) == (said, f"{real.host}/mount/to:v1")
+
+
+def test_an_image_is_told_under_the_name_that_it_got(folder: Path, tmp_path: Path, sample: Any) -> None:
+    with Registry() as nobody:
+        kept = mirror.run(f"layout:{folder}:v1", f"layout:{tmp_path / 'kept'}:other:v2", nobody)
+        bare = mirror.run(f"layout:{folder}@{sample.index.digest}", f"layout:{tmp_path / 'bare'}", nobody)
+    assert (kept.name, bare.name) == ("other:v2", sample.index.digest.removeprefix("sha256:")[:12])
+    assert Layout(tmp_path / "bare", bare.name).root().digest == sample.index.digest
+    place, notes = ImagePlace(ROOT, "reference", "default"), Notes()
+    to, source = f"layout:{tmp_path / 'told'}", f"layout:{folder}@{sample.index.digest}"
+    document, text = actions.mirror_image(place, Options(), notes, to=to, source=source)
+    assert text.startswith(f"{to}:{bare.name}: digest {sample.index.digest}, 9 blobs copied (")
+    assert (notes.notes, document["name"]) == ([], bare.name)
 
 
 @pytest.mark.needs("docker-registry")

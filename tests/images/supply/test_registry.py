@@ -327,13 +327,13 @@ def test_a_registry_that_stays_busy_is_given_up(server: Any, answers: Any, regis
 
 
 def test_nobody_there_is_a_network_failure(registry: Registry, unused_port: int) -> None:
-    said = rf"cannot be reached at 127\.0\.0\.1:{unused_port} \(connection refused\); tried 3 times"
+    said = rf"nobody listens at 127\.0\.0\.1:{unused_port}; tried 3 times"
     with pytest.raises(NetworkFailure, match=said):
         registry.resolve(parse(f"127.0.0.1:{unused_port}/a:v1"))
 
 
 def test_a_host_without_an_address_is_named(registry: Registry) -> None:
-    with pytest.raises(NetworkFailure, match=r"no address is known for nowhere\.invalid"):
+    with pytest.raises(NetworkFailure, match=r"no such host: nowhere\.invalid"):
         registry.resolve(parse("nowhere.invalid/a:v1"))
 
 

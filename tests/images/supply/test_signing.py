@@ -138,7 +138,7 @@ def test_keys_are_private_stay_and_want_their_password(
     cosign.sign_blob(file, keys.private)
     with pytest.raises(MissingFile):
         cosign.generate_keys(tmp_path / "none", "x")
-    with pytest.raises(MissingFile, match="a key of cosign's"):
+    with pytest.raises(MissingFile, match="a private key of cosign's"):
         cosign.sign(parse(f"127.0.0.1:1/a@{DIGEST}"), tmp_path / "none.key", "")
     with pytest.raises(MissingFile, match="its bytes are signed"):
         cosign.sign_blob(tmp_path / "none", keys.private, "")
@@ -172,6 +172,7 @@ def test_cosign_that_is_missing_or_none_is_told(tmp_path: Path, helpers_on_path:
         ("print('no json')", IntegrityMismatch),
         ('print(\'{"critical":{"image":{"docker-manifest-digest":"sha256:00"}}}\')', IntegrityMismatch),
         ("sys.stderr.write('Error: UNAUTHORIZED: no'); sys.exit(1)", AuthFailure),
+        ("sys.stderr.write('Error: loading public key: PEM decoding: invalid pem block'); sys.exit(1)", UsageError),
         ("sys.stderr.write('Error: something new'); sys.exit(1)", CheckFailed),
         ("sys.exit(3)", CheckFailed),
     ],
@@ -181,9 +182,51 @@ def test_an_answer_that_does_not_name_the_digest_proves_nothing(
 ) -> None:
     helpers_on_path("cosign", f"import sys\nif '--help' in sys.argv: print('--tlog-upload'); sys.exit()\n{answer}")
     key = tmp_path / "k.pub"
-    key.write_text("x")
+    key.write_text("-----BEGIN PUBLIC KEY-----\n")
     with pytest.raises(kind):
         signing.find().verify(parse(f"r.example/a@{DIGEST}"), key)
+
+
+PRIVATE = "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("refuse", "content", "said"),
+    [
+        (signing.refuse_no_public_key, PRIVATE, "is no public key (got encrypted sigstore private key)"),
+        (signing.refuse_no_public_key, "ssh-ed25519 AAAA", "is no public key (got no PEM block)"),
+        (
+            signing.refuse_no_private_key,
+            "-----BEGIN PUBLIC KEY-----\n",
+            "is no private key of cosign's (got public key)",
+        ),
+        (signing.refuse_no_private_key, "-----BEGIN PRIVATE KEY-----\n", "(got private key)"),
+    ],
+)
+def test_a_key_of_the_wrong_kind_is_told_before_cosign_is_asked(
+    tmp_path: Path, refuse: Callable[[Path], None], content: str, said: str
+) -> None:
+    key = tmp_path / "key"
+    key.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        refuse(key)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_who_verifies_is_not_told_to_make_a_pair(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match=r"get the public key of who signed \(cosign\.pub\)"):
+        signing.refuse_no_public_key(tmp_path / "nope.pub")
+    with pytest.raises(MissingFile, match="make a pair with cosign generate-key-pair"):
+        signing.refuse_no_private_key(tmp_path / "nope.key")
+
+
+@needs
+def test_the_real_keys_are_of_the_right_kind(keys: Keys) -> None:
+    signing.refuse_no_public_key(keys.public)
+    signing.refuse_no_private_key(keys.private)
+    with pytest.raises(UsageError, match="is no public key"):
+        signing.refuse_no_public_key(keys.private)
 
 
 # --- what is attached

@@ -59,15 +59,14 @@ def find(env: Mapping[str, str]) -> Capabilities:
     Raises: MissingFile, NetworkFailure, AuthFailure.
     """
     if shutil.which("docker", path=env.get("PATH")) is None:
-        raise MissingFile(
-            "docker", "not found on PATH", "images are built by it", "install Docker 26 or newer with buildx"
-        )
+        remedy = _or_buildah(env, "install Docker 26 or newer with buildx")
+        raise MissingFile("docker", "not found on PATH", "images are built by it", remedy)
     version = _said(env, "version", "--format", "{{json .}}")
     told = json.loads(version)
     try:
         buildx = _said(env, "buildx", "version")
     except SlipwayError as error:
-        remedy = "install it (Debian: docker-buildx; Docker's own packages: docker-buildx-plugin)"
+        remedy = _or_buildah(env, "install it (Debian: docker-buildx; Docker's own packages: docker-buildx-plugin)")
         raise MissingFile("docker buildx", "is not installed", "only BuildKit builds reproducibly", remedy) from error
     status = json.loads(_said(env, "info", "--format", "{{json .DriverStatus}}")) or []
     driver = _said(env, "buildx", "inspect")
@@ -79,6 +78,12 @@ def find(env: Mapping[str, str]) -> Capabilities:
         buildkit=_first(r"^Buildkit(?: version)?:\s+v?([1-9]\S*|0\.[1-9]\S*)", driver),
         containerd_store=any(_STORE in str(entry) for entry in status),
     )
+
+
+def _or_buildah(env: Mapping[str, str], remedy: str) -> str:
+    """`remedy`, and the builder that is here already where buildah is."""
+    here = shutil.which("buildah", path=env.get("PATH")) is not None
+    return f"{remedy}, or give --builder buildah, which is here and needs no Docker" if here else remedy
 
 
 def refuse_unable(found: Capabilities) -> None:
