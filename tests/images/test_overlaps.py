@@ -170,6 +170,19 @@ def test_where_nothing_can_be_told_it_is_an_error(words: tuple[str, ...]) -> Non
     assert "Traceback" not in ran.stderr
 
 
+def test_a_folded_licence_names_no_package(tmp_path: Path) -> None:
+    site = packages(tmp_path, a=OF_A, b="")
+    for name in "ab":
+        text = (
+            f"Name: {name}\nLicense: BSD\n        \n        Name: libquadmath\n         Requires-Dist: c\nVersion: 1\n"
+        )
+        (site / f"{name}-1.dist-info" / "METADATA").write_text(text)
+    assert [(one.name, one.needs) for one in overlaps.installed(site).values()] == [
+        ("a", frozenset()),
+        ("b", frozenset()),
+    ]
+
+
 def test_needs_are_read_whatever_their_case_and_however_long_their_chain(tmp_path: Path) -> None:
     site = packages(tmp_path, **{f"p{number}": "" for number in range(1500)})
     for number in range(1499):

@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 
 
@@ -127,13 +128,12 @@ def _said(problem: str) -> int:
 
 
 def _read(folder: Path) -> Installed:
-    name, needs = folder.name.partition("-")[0], set()
-    for line in (folder / "METADATA").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        if key.strip().lower() == "name":
-            name = value.strip()
+    # Licences in it are folded over many lines, and one that begins with " Name:" is no field.
+    metadata = HeaderParser().parsestr((folder / "METADATA").read_text(encoding="utf-8", errors="replace"))
+    name, needs = metadata["Name"] or folder.name.partition("-")[0], set()
+    for value in metadata.get_all("Requires-Dist", []):
         # What only an extra needs would make circles.
-        elif key.strip().lower() == "requires-dist" and not re.search(r"\bextra\s*[=!~]", value.partition(";")[2]):
+        if not re.search(r"\bextra\s*[=!~]", value.partition(";")[2]):
             needs.add(_normal(re.split(r"[^A-Za-z0-9._-]", value.strip(), maxsplit=1)[0]))
     files: dict[str, str] = {}
     place = f"{folder.parent.resolve()}/"
