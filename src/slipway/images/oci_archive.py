@@ -10,21 +10,19 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import IntegrityMismatch, MissingFile, UsageError, from_os_error
+from slipway.errors import IntegrityMismatch
 from slipway.images import layout
 from slipway.images.builders import Layer
 from slipway.images.manifests import Descriptor
+from slipway.images.tar_reader import Members, malformed, members, opened
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_DOCUMENT_BYTES = 8 << 20
-_MOST_MEMBERS = 20_000
-"""Members of an archive (blobs), not files of an image; the largest images have some hundred layers."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,14 @@ def read(path: Path) -> Archive:
     """The image in `path`: an OCI archive of one image (attestations aside) or a docker archive of one image.
 
     Raises: MissingFile when there is no such file or a blob lacks; IntegrityMismatch when manifest or config do not have
-    the digest that names them; UsageError when it is no image archive.
+    the digest that names them, or it is no image archive; DiskFailure.
     """
     with opened(path) as tar:
-        members = _members(tar, path)
-        if "index.json" in members:
-            return _oci(tar, path, members)
-        if "manifest.json" in members:
-            return _docker(tar, path, members)
+        found = members(tar, path)
+        if "index.json" in found:
+            return _oci(tar, path, found)
+        if "manifest.json" in found:
+            return _docker(tar, path, found)
     raise malformed(path, "holds neither index.json nor manifest.json")
 
 
@@ -80,17 +78,18 @@ def labels(config: Mapping[str, Any]) -> Mapping[str, str]:
 def is_whole(archive: Archive) -> bool:
     """Whether every layer is there with the digest that names it; all of them are read.
 
-    Raises: MissingFile, UsageError, as `read`.
+    Raises: as `read`.
     """
     with opened(archive.path) as tar:
+        found = members(tar, archive.path)
         for layer, name in zip(archive.layers, archive.members, strict=True):
-            stream = tar.extractfile(name)
+            stream = tar.extractfile(found.get(name, "the layer "))
             if stream is None or f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != layer.digest:  # type: ignore[arg-type]
                 return False
     return True
 
 
-def _oci(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo]) -> Archive:
+def _oci(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:
     index = _document(tar, path, members, "index.json")
     digest = _only_image(tar, path, members, index, depth=0)
     text = _blob(tar, path, members, digest)
@@ -101,10 +100,10 @@ def _oci(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo
     layers = tuple(_layer(path, layer) for layer in (stored if isinstance(stored, list) else ()))
     names = tuple(_blob_name(layer.digest) for layer in layers)
     diff_ids = _diff_ids(path, config, names, members)
-    return Archive(path, config_digest, config, digest, text.decode(errors="replace"), layers, diff_ids, names)
+    return Archive(path, config_digest, config, digest, text.decode(), layers, diff_ids, names)
 
 
-def _docker(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo]) -> Archive:
+def _docker(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:
     value = _document(tar, path, members, "manifest.json")
     if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
         raise malformed(path, "manifest.json does not name exactly one image")
@@ -116,13 +115,12 @@ def _docker(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarI
         raise malformed(path, "manifest.json lists no layers")
     config = _parsed(path, "config", text)
     diff_ids = _diff_ids(path, config, tuple(names), members)
-    layers = tuple(Layer("", members[name].size, "application/vnd.docker.image.rootfs.diff.tar") for name in names)
+    kind = "application/vnd.docker.image.rootfs.diff.tar"
+    layers = tuple(Layer("", members.get(name).size, kind) for name in names)
     return Archive(path, config_digest, config, "", json.dumps(told), layers, diff_ids, tuple(names))
 
 
-def _diff_ids(
-    path: Path, config: Mapping[str, Any], names: tuple[str, ...], members: Mapping[str, tarfile.TarInfo]
-) -> tuple[str, ...]:
+def _diff_ids(path: Path, config: Mapping[str, Any], names: tuple[str, ...], members: Members) -> tuple[str, ...]:
     """The diff ids in the config, once it is sure that there is one for each layer and that no layer lacks."""
     rootfs = config.get("rootfs")
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
@@ -133,14 +131,11 @@ def _diff_ids(
     if len(diff_ids) != len(names):
         raise malformed(path, f"it has {len(names)} layers and {len(diff_ids)} diff ids")
     for name in names:
-        if name not in members:
-            raise MissingFile(path, f"lacks the layer {name}", "", "build or save the image again")
+        members.get(name, "the layer ")
     return tuple(diff_ids)
 
 
-def _only_image(
-    tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], index: Any, depth: int
-) -> str:
+def _only_image(tar: tarfile.TarFile, path: Path, members: Members, index: Any, depth: int) -> str:
     """The digest of the one image manifest in an index, which may be nested; attestations are not images."""
     listed = index.get("manifests") if isinstance(index, dict) else None
     if not isinstance(listed, list) or depth > 2:
@@ -181,7 +176,7 @@ def _blob_name(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
-def _blob(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], digest: str) -> bytes:
+def _blob(tar: tarfile.TarFile, path: Path, members: Members, digest: str) -> bytes:
     text = _read(tar, path, members, _blob_name(digest))
     got = f"sha256:{hashlib.sha256(text).hexdigest()}"
     if got != digest:
@@ -189,16 +184,16 @@ def _blob(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInf
     return text
 
 
-def _document(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], name: str) -> Any:
+def _document(tar: tarfile.TarFile, path: Path, members: Members, name: str) -> Any:
     try:
-        return json.loads(_read(tar, path, members, name))
+        return json.loads(_read(tar, path, members, name).decode())
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"{name} is not JSON ({error})") from error
 
 
 def _parsed(path: Path, what: str, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode())  # as text: of bytes, other encodings than UTF-8 would be guessed
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"{what} is not JSON ({error})") from error
     if not isinstance(value, dict):
@@ -206,43 +201,9 @@ def _parsed(path: Path, what: str, text: bytes) -> dict[str, Any]:
     return value
 
 
-def _read(tar: tarfile.TarFile, path: Path, members: Mapping[str, tarfile.TarInfo], name: str) -> bytes:
+def _read(tar: tarfile.TarFile, path: Path, members: Members, name: str) -> bytes:
     member = members.get(name)
-    if member is None:
-        raise MissingFile(path, f"lacks {name}", "", "build or save the image again")
-    content = tar.extractfile(member) if member.isreg() else None
+    content = tar.extractfile(member)
     if content is None or member.size > _MOST_DOCUMENT_BYTES:
         raise malformed(path, f"{name} is no file of at most {_MOST_DOCUMENT_BYTES} bytes (got {member.size})")
     return content.read(_MOST_DOCUMENT_BYTES)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[tarfile.TarFile]:
-    """The archive, for reading.
-
-    Raises: MissingFile, DiskFailure, UsageError.
-    """
-    try:
-        with tarfile.open(path, "r:") as tar:
-            yield tar
-    except (tarfile.TarError, EOFError) as error:
-        raise malformed(path, f"it is no tar ({error})") from error
-    except OSError as error:
-        raise from_os_error(error, path, "reading the image") from error
-
-
-def _members(tar: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:
-    found: dict[str, tarfile.TarInfo] = {}
-    for member in tar:
-        name = member.name.removeprefix("./")
-        if name in found:
-            raise malformed(path, f"{name} stands in it twice")
-        found[name] = member
-        if len(found) > _MOST_MEMBERS:
-            raise malformed(path, f"it has more than {_MOST_MEMBERS} members")
-    return found
-
-
-def malformed(path: object, problem: str) -> UsageError:
-    """The error for an archive that is not what it should be."""
-    return UsageError(path, f"is not an image archive that can be read: {problem}", "", "build or save the image again")
