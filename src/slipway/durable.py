@@ -31,13 +31,10 @@ def open_regular(path: Path) -> IO[bytes]:
     """
     # Non-blocking, since opening a pipe that nobody writes to would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotRegular(path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise
+        raise NotRegular(path)
+    return os.fdopen(descriptor, "rb")
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from slipway.durable import sync_folder, write_durably
+from slipway.durable import NotRegular, open_regular, sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, UsageError, from_os_error
 from slipway.images import manifests
 from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
@@ -27,6 +27,8 @@ from slipway.images.stores import SIGNATURE_TAGS, Attached
 from slipway.images.turns import held, locked, sync
 
 _READ_BYTES = 1 << 20
+_MAX_INDEX_BYTES = 8 << 20
+_ANOTHER = "name the folder that holds oci-layout and index.json; a file is named as archive:FILE"
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -63,19 +65,21 @@ class Layout:
 
         Raises: MissingFile, DiskFailure, IntegrityMismatch.
         """
-        path = self.folder / "index.json"
+        path, marker = self.folder / "index.json", self.folder / "oci-layout"
+        if self.folder.exists() and not marker.is_file():
+            raise IntegrityMismatch(self.folder, "is no OCI image layout", "it has no file oci-layout", _ANOTHER)
         try:
-            marker = json.loads((self.folder / "oci-layout").read_bytes())
-            data = path.read_bytes()
-        except ValueError:
-            marker = None
-        except OSError as error:
-            raise from_os_error(error, self.folder, "reading the layout") from error
-        if not isinstance(marker, dict) or marker.get("imageLayoutVersion") != "1.0.0":
+            said = json.loads(_document(marker))
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict) or said.get("imageLayoutVersion") != "1.0.0":
             raise IntegrityMismatch(
-                self.folder, "is no OCI image layout of version 1.0.0", "oci-layout says which it is"
+                self.folder, "is no OCI image layout of version 1.0.0", "oci-layout says which it is", _ANOTHER
             )
-        return manifests.parse(data, path).manifests
+        if not path.exists():
+            why = "it has no index.json, which is written when all of an image is there"
+            raise MissingFile(self.folder, "names no image yet", why, "copy the image again")
+        return manifests.parse(_document(path), path).manifests
 
     def names(self) -> tuple[str, ...]:
         """The names of the images in it, sorted; signatures and other papers are left out.
@@ -107,16 +111,10 @@ class Layout:
     def read(self, descriptor: Descriptor, start: int = 0) -> Iterator[bytes]:
         """The blob's bytes from `start` on, not proved.
 
-        Raises: MissingFile, DiskFailure.
+        Raises: MissingFile, DiskFailure; IntegrityMismatch for what is no file.
         """
-        path = self.path(descriptor.digest)
-        try:
-            with path.open("rb") as file:
-                file.seek(start)
-                while chunk := file.read(_READ_BYTES):
-                    yield chunk
-        except OSError as error:
-            raise from_os_error(error, path, "reading the blob") from error
+        # One byte more than there should be is enough to see that it goes on.
+        return _chunks(self.path(descriptor.digest), start, descriptor.size_bytes + 1, "reading the blob")
 
     def reject(self, digest: str) -> bool:
         """False: a layout has each blob once."""
@@ -266,7 +264,7 @@ def images_among(entries: Iterable[Descriptor]) -> list[Descriptor]:
     return [entry for entry in entries if _is_image(entry)]
 
 
-def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Descriptor:
+def chosen(entries: Collection[Descriptor], ref: str | None, place: object) -> Descriptor:
     """The entry named `ref` (a name, its tag alone, or a digest), or the only image where `ref` is None.
 
     Raises: MissingFile, UsageError where the choice is not clear.
@@ -279,7 +277,11 @@ def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Des
         found = [entry for entry in images if entry.digest == digest] if digest else _named(images, ref)
     if len({entry.digest for entry in found}) == 1:
         return found[0]
-    have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images})) or "nothing"
+    have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images}))
+    if not found and not have:
+        papers = ", ".join(sorted({entry.digest for entry in entries}))
+        why = f"what it has says something of an image that is not there: {papers}" if papers else "its index is empty"
+        raise MissingFile(place, f"has no image {ref or 'at all'}", why, "take the image itself from another place")
     if not found:
         raise MissingFile(place, f"has no image {ref or 'at all'}", f"it has: {have}", "name one of these")
     raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as layout:DIR:NAME")
@@ -368,6 +370,28 @@ def _written(part: IO[bytes], read: Callable[[int], Iterator[bytes]], start: int
     for chunk in read(start):
         part.write(chunk)
         yield chunk
+
+
+def _document(path: Path) -> bytes:
+    """One of the two documents beside the blobs. Raises: as `_chunks`."""
+    data = b"".join(_chunks(path, 0, _MAX_INDEX_BYTES + 1, "reading the layout"))
+    if len(data) > _MAX_INDEX_BYTES:
+        raise IntegrityMismatch(path, f"has more than {_MAX_INDEX_BYTES} bytes", "none is that large", _ANOTHER)
+    return data
+
+
+def _chunks(path: Path, start: int, end: int, doing: str) -> Iterator[bytes]:
+    """The bytes from `start` to `end`, or to the file's own end. Raises: MissingFile, DiskFailure, IntegrityMismatch."""
+    try:
+        with open_regular(path) as file:
+            file.seek(start)
+            while start < end and (chunk := file.read(min(end - start, _READ_BYTES))):
+                start += len(chunk)
+                yield chunk
+    except NotRegular:
+        raise IntegrityMismatch(path, "is not a regular file", "a layout has files", "copy the image again") from None
+    except OSError as error:
+        raise from_os_error(error, path, doing) from error
 
 
 def _from_start(part: IO[bytes]) -> Iterator[bytes]:

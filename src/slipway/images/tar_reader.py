@@ -94,7 +94,7 @@ def members(tar: tarfile.TarFile, path: Path) -> Members:
     Raises: IntegrityMismatch for a name that stands in it twice, a member past its end, too many of them.
     """
     assert tar.fileobj is not None
-    end = os.fstat(tar.fileobj.fileno()).st_size
+    end = os.fstat(tar.fileobj.fileno()).st_size  # type: ignore[attr-defined]  # `opened` gave it a file
     found, links, others = dict[str, tarfile.TarInfo](), dict[str, str](), set[str]()
     try:
         for count, member in enumerate(tar):

@@ -159,7 +159,7 @@ def test_sizes_that_no_archive_has_are_said_and_not_read(
 @pytest.mark.parametrize("read", [sent, checked])
 def test_a_name_that_two_readers_would_find_twice_is_refused(made: MadeImage, read: Callable[[Path], None]) -> None:
     write_tar(made.path, {**made.blobs, "x/../index.json": b"{}"})
-    with pytest.raises(IntegrityMismatch, match="index.json stands in it twice"):
+    with pytest.raises(IntegrityMismatch, match=r"index\.json stands in it twice"):
         read(made.path)
 
 
@@ -211,7 +211,7 @@ def test_a_config_in_another_encoding_is_no_config(make_image: Make) -> None:
     def encode(members: dict[str, bytes]) -> None:
         members["index.json"] = members["index.json"].decode().encode("utf-16")
 
-    with pytest.raises(IntegrityMismatch, match="index.json is not JSON"):
+    with pytest.raises(IntegrityMismatch, match=r"index\.json is not JSON"):
         oci_archive.read(make_image([File("a")], change=encode).path)
 
 
