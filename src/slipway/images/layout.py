@@ -219,7 +219,8 @@ class Layout:
 
     def _name(self, manifest: Manifest, name: str) -> None:
         notes = {**manifest.descriptor.annotations, REF_NAME: name}
-        self._new.append(replace(manifest.descriptor, annotations=notes))
+        # What has a name is looked for by it; with a kind, an image that has a subject too would count as a paper.
+        self._new.append(replace(manifest.descriptor, artifact_type="", annotations=notes))
 
     def attached(self, digest: str) -> tuple[Attached, ...]:
         """What in the index refers to `digest`.

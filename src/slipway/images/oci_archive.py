@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import IntegrityMismatch
-from slipway.images import layout
+from slipway.images import layout, manifests
 from slipway.images.builders import Layer
 from slipway.images.manifests import Descriptor
 from slipway.images.tar_reader import Members, malformed, members, opened
 
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYERS = {f"application/vnd.oci.image.layer.v1.tar{kind}" for kind in ("", "+gzip", "+zstd")}
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_DOCUMENT_BYTES = 8 << 20
 
@@ -29,7 +31,7 @@ _MOST_DOCUMENT_BYTES = 8 << 20
 class Archive:
     """An image archive that was read: `config` is the image config as parsed JSON, `layers` are in order, base first.
 
-    `manifest_digest` is `""` for a docker archive without an OCI index, which has none.
+    `manifest_digest` is `""` for a docker archive without an OCI index, which has none. `alone`: its index names nothing else.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class Archive:
     layers: tuple[Layer, ...]
     diff_ids: tuple[str, ...]
     members: tuple[str, ...]
+    alone: bool
 
     @property
     def process(self) -> Mapping[str, Any]:
@@ -89,9 +92,42 @@ def is_whole(archive: Archive) -> bool:
     return True
 
 
+def is_plain(archive: Archive, epoch_s: int) -> bool:
+    """Whether the manifest says what our builders write, in true sizes, and nothing else that a reader could act on.
+
+    Layers may have BuildKit's note that it set their times to `epoch_s`.
+
+    Raises: as `read`.
+    """
+    note = {"buildkit/rewritten-timestamp": str(epoch_s)}
+    with opened(archive.path) as tar:
+        found = members(tar, archive.path)
+        config = found.get(_blob_name(archive.config_digest))
+        layers = [(layer, found.get(name).size) for layer, name in zip(archive.layers, archive.members, strict=True)]
+    if not archive.manifest_digest or not {layer.media_type for layer, _ in layers} <= _LAYERS:
+        return False
+    # Parsed strictly: a key that stands twice would be read in two ways.
+    value = json.loads(manifests.parse(archive.manifest_text.encode(), archive.path).data)
+    plain = {
+        "schemaVersion": 2,
+        "mediaType": manifests.OCI_MANIFEST,
+        "config": {"mediaType": _CONFIG, "digest": archive.config_digest, "size": config.size},
+        "layers": [
+            {"mediaType": layer.media_type, "digest": layer.digest, "size": size}
+            | ({"annotations": note} if told.get("annotations") == note else {})
+            for (layer, size), told in zip(layers, value["layers"], strict=True)
+        ],
+    }
+    # As text, in which 2 and 2.0 differ. Older builders leave the media type out.
+    return json.dumps({"mediaType": manifests.OCI_MANIFEST, **value}, sort_keys=True) == json.dumps(
+        plain, sort_keys=True
+    )
+
+
 def _oci(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:
     index = _document(tar, path, members, "index.json")
     digest = _only_image(tar, path, members, index, depth=0)
+    alone = [entry.get("digest") for entry in index["manifests"]] == [digest]
     text = _blob(tar, path, members, digest)
     manifest = _parsed(path, f"manifest {digest}", text)
     config_digest = _digest_in(path, manifest.get("config"))
@@ -100,7 +136,7 @@ def _oci(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:
     layers = tuple(_layer(path, layer) for layer in (stored if isinstance(stored, list) else ()))
     names = tuple(_blob_name(layer.digest) for layer in layers)
     diff_ids = _diff_ids(path, config, names, members)
-    return Archive(path, config_digest, config, digest, text.decode(), layers, diff_ids, names)
+    return Archive(path, config_digest, config, digest, text.decode(), layers, diff_ids, names, alone)
 
 
 def _docker(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:
@@ -117,7 +153,7 @@ def _docker(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:
     diff_ids = _diff_ids(path, config, tuple(names), members)
     kind = "application/vnd.docker.image.rootfs.diff.tar"
     layers = tuple(Layer("", members.get(name).size, kind) for name in names)
-    return Archive(path, config_digest, config, "", json.dumps(told), layers, diff_ids, tuple(names))
+    return Archive(path, config_digest, config, "", json.dumps(told), layers, diff_ids, tuple(names), alone=True)
 
 
 def _diff_ids(path: Path, config: Mapping[str, Any], names: tuple[str, ...], members: Members) -> tuple[str, ...]:
