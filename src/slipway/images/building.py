@@ -102,7 +102,8 @@ def require_here(place: Place, made: ImageLock) -> Result:
         raise IntegrityMismatch(place.archive, "names more than the image that was built", why, again)
     stored = found.model_copy(update=_stored(image))
     as_locked = image.manifest_digest == found.manifest_digest
-    if not as_locked and not (_may_differ(found, stored) and oci_archive.is_plain(image, made.epoch)):
+    base = made.base.ref.partition("@")[2]
+    if not as_locked and not (_may_differ(found, stored) and oci_archive.is_plain(image, made.epoch, base)):
         why = f"the lock expects {found.manifest_digest}"
         raise IntegrityMismatch(place.archive, f"has another manifest (got {image.manifest_digest})", why, again)
     if not _whole(image, found):

@@ -23,6 +23,7 @@ from slipway.images.tar_reader import Members, malformed, members, opened
 
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYERS = {f"application/vnd.oci.image.layer.v1.tar{kind}" for kind in ("", "+gzip", "+zstd")}
+_BASE = "org.opencontainers.image.base"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_DOCUMENT_BYTES = 8 << 20
 
@@ -92,10 +93,11 @@ def is_whole(archive: Archive) -> bool:
     return True
 
 
-def is_plain(archive: Archive, epoch_s: int) -> bool:
+def is_plain(archive: Archive, epoch_s: int, base: str) -> bool:
     """Whether the manifest says what our builders write, in true sizes, and nothing else that a reader could act on.
 
-    Layers may have BuildKit's note that it set their times to `epoch_s`.
+    Layers may have BuildKit's note that it set their times to `epoch_s`, and the whole buildah's two notes on the image
+    with the digest `base` that it was built on. Source: measured with dockerd 26.1.5 and buildah 1.28.2, 2026-12-01.
 
     Raises: as `read`.
     """
@@ -108,7 +110,7 @@ def is_plain(archive: Archive, epoch_s: int) -> bool:
         return False
     # Parsed strictly: a key that stands twice would be read in two ways.
     value = json.loads(manifests.parse(archive.manifest_text.encode(), archive.path).data)
-    plain = {
+    plain: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": manifests.OCI_MANIFEST,
         "config": {"mediaType": _CONFIG, "digest": archive.config_digest, "size": config.size},
@@ -118,10 +120,19 @@ def is_plain(archive: Archive, epoch_s: int) -> bool:
             for (layer, size), told in zip(layers, value["layers"], strict=True)
         ],
     }
+    if _are_buildahs(value.get("annotations"), base):
+        plain["annotations"] = value["annotations"]
     # As text, in which 2 and 2.0 differ. Older builders leave the media type out.
     return json.dumps({"mediaType": manifests.OCI_MANIFEST, **value}, sort_keys=True) == json.dumps(
         plain, sort_keys=True
     )
+
+
+def _are_buildahs(notes: Any, base: str) -> bool:
+    """Whether `notes` are those that buildah writes of a base with the digest `base`; its own digest of it is another."""
+    if not isinstance(notes, dict) or set(notes) != {f"{_BASE}.digest", f"{_BASE}.name"}:
+        return False
+    return bool(_DIGEST.fullmatch(notes[f"{_BASE}.digest"])) and notes[f"{_BASE}.name"].endswith(f"@{base}")
 
 
 def _oci(tar: tarfile.TarFile, path: Path, members: Members) -> Archive:

@@ -348,6 +348,12 @@ SUBJECT = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": 
 TOLD: dict[str, Callable[[dict[str, Any]], object]] = {
     "annotations": lambda told: told.update(annotations={"org.opencontainers.image.source": "https://evil.example"}),
     "no annotations": lambda told: told.update(annotations={}),
+    "another base": lambda told: told.update(
+        annotations={
+            "org.opencontainers.image.base.digest": BASE[-71:],
+            "org.opencontainers.image.base.name": "evil.example/base@sha256:" + "cd" * 32,
+        }
+    ),
     "subject": lambda told: told.update(subject=SUBJECT),
     "artifact type": lambda told: told.update(artifactType="evil/type"),
     "unknown": lambda told: told.update(x=1),
@@ -388,7 +394,9 @@ def test_a_plain_manifest_counts_in_another_compression_and_not_in_the_same(
         lambda told: told["layers"][0].update(annotations={"buildkit/rewritten-timestamp": str(expected.epoch)})
     )
     without_kind = told_anew(lambda told: told.pop("mediaType", None))
-    for change in (with_notes, without_kind):
+    about_base = {"org.opencontainers.image.base.digest": BASE[-71:], "org.opencontainers.image.base.name": BASE}
+    buildahs = told_anew(lambda told: told.update(annotations=about_base))
+    for change in (with_notes, without_kind, buildahs):
         shutil.copy(image(name="other.tar", change=change), place.archive)
         assert building.require_here(place, expected).compression == "gzip"
     shutil.copy(image(name="same.tar", compression="zstd", change=with_notes), place.archive)

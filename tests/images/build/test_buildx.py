@@ -53,6 +53,8 @@ def test_two_builds_without_cache_are_the_same_to_the_byte(
         f"docker-image://{small_base.ref.partition('@')[0]} ({small_base.digest})",
     )
     image = oci_archive.read(first.archive)
+    assert image.alone
+    assert oci_archive.is_plain(image, small_base.epoch, small_base.digest)
     assert image.process["Labels"] == {"lock": "1"}
     assert not image_gates.runs_as_root(image)
     made = layers.listing(image, 2)
