@@ -231,7 +231,8 @@ def _checked(
         state = image_gates.inspect(image, found, _base_layers(image, made))
     image_gates.refuse(inputs.tag(made), state)
     pyc = state.pyc
-    yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash), none stale"
+    when = "" if pyc.compared == pyc.hashed else f" when imported, {pyc.compared} also here"
+    yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash{when}), none stale"
     yield f"no secret in any layer ({', '.join(sorted(secrets)) or 'none was given'})"
     yield f"runs as {image.process.get('User')}"
     label = image.labels.get(lock.LABEL)
