@@ -71,6 +71,16 @@ def test_two_builds_without_cache_are_the_same_to_the_byte(
         docker.run("image", "rm", "--force", request.name)
 
 
+@pytest.mark.usefixtures("docker")
+def test_the_manifest_has_the_plain_form_in_every_compression(request_for: Requested, small_base: Any) -> None:
+    for compression in ("gzip", "uncompressed"):
+        image = oci_archive.read(
+            BuildxBuilder().build(request_for(*LINES, files=FILES, compression=compression)).archive
+        )
+        assert image.alone
+        assert oci_archive.is_plain(image, small_base.epoch, small_base.digest)
+
+
 def test_a_push_keeps_the_digest(docker: Any, request_for: Requested, registry: str) -> None:
     built = BuildxBuilder().build(request_for(*LINES, files=FILES))
     place = f"docker://{registry}/build-test/push"
