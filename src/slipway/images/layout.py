@@ -66,7 +66,9 @@ class Layout:
         Raises: MissingFile, DiskFailure, IntegrityMismatch.
         """
         path, marker = self.folder / "index.json", self.folder / "oci-layout"
-        if self.folder.exists() and not marker.is_file():
+        if not self.folder.exists():
+            raise MissingFile(self.folder, "no such folder", "a layout is read there", "check the path")
+        if not marker.is_file():
             raise IntegrityMismatch(self.folder, "is no OCI image layout", "it has no file oci-layout", _ANOTHER)
         try:
             said = json.loads(_document(marker))

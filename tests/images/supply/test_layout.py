@@ -196,7 +196,7 @@ def test_a_folder_a_file_and_a_broken_off_copy_are_told_from_a_missing_one(tmp_p
     for name in ("folder", "file.tar"):
         with pytest.raises(IntegrityMismatch, match=r"is no OCI image layout.*archive:FILE"):
             Layout(tmp_path / name).root()
-    with pytest.raises(MissingFile, match="no such file or folder"):
+    with pytest.raises(MissingFile, match="none: no such folder"):
         Layout(tmp_path / "none").root()
     Layout(tmp_path / "begun").create()
     with pytest.raises(MissingFile, match="names no image yet"):
