@@ -13,21 +13,17 @@ Source: OCI image specification 1.1, image-layout.md (read in November 2026).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
-from slipway.durable import NotRegular, open_regular, sync_folder, write_durably
+from slipway.durable import sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, UsageError, from_os_error
-from slipway.images import manifests
+from slipway.images import blob_files, manifests
 from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import SIGNATURE_TAGS, Attached
 from slipway.images.turns import held, locked, sync
 
-_READ_BYTES = 1 << 20
-_MAX_INDEX_BYTES = 8 << 20
 _ANOTHER = "name the folder that holds oci-layout and index.json; a file is named as archive:FILE"
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 
@@ -71,7 +67,7 @@ class Layout:
         if not marker.is_file():
             raise IntegrityMismatch(self.folder, "is no OCI image layout", "it has no file oci-layout", _ANOTHER)
         try:
-            said = json.loads(_document(marker))
+            said = json.loads(blob_files.document(marker))
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict) or said.get("imageLayoutVersion") != "1.0.0":
@@ -81,7 +77,7 @@ class Layout:
         if not path.exists():
             why = "it has no index.json, which is written when all of an image is there"
             raise MissingFile(self.folder, "names no image yet", why, "copy the image again")
-        return manifests.parse(_document(path), path).manifests
+        return manifests.parse(blob_files.document(path), path).manifests
 
     def names(self) -> tuple[str, ...]:
         """The names of the images in it, sorted; signatures and other papers are left out.
@@ -116,7 +112,7 @@ class Layout:
         Raises: MissingFile, DiskFailure; IntegrityMismatch for what is no file.
         """
         # One byte more than there should be is enough to see that it goes on.
-        return _chunks(self.path(descriptor.digest), start, descriptor.size_bytes + 1, "reading the blob")
+        return blob_files.chunks(self.path(descriptor.digest), start, descriptor.size_bytes + 1, "reading the blob")
 
     def reject(self, digest: str) -> bool:
         """False: a layout has each blob once."""
@@ -157,7 +153,7 @@ class Layout:
             with held(place) as part:
                 if self.has(descriptor):
                     return "present"  # another run has just finished it
-                _receive(part, place, descriptor, read)
+                blob_files.receive(part, place, descriptor, read)
                 sync(part)
                 place.replace(path)
                 sync_folder(path.parent)
@@ -348,56 +344,3 @@ def _joined(known: Iterable[Descriptor], new: Iterable[Descriptor]) -> tuple[Des
         kept[name, entry.digest] = entry
     named = {digest for name, digest in kept if name}
     return tuple(kept[key] for key in sorted(kept) if key[0] or key[1] not in named)
-
-
-def _receive(part: IO[bytes], place: Path, descriptor: Descriptor, read: Callable[[int], Iterator[bytes]]) -> None:
-    """The blob's bytes stand in `part`, proved; what stood there before is its beginning, or is thrown away."""
-    start = part.seek(0, os.SEEK_END)
-    if start > descriptor.size_bytes:
-        start = part.truncate(0)
-    try:
-        before = _from_start(part) if start else iter(())
-        for chunk in manifests.proved(_written(part, read, start), descriptor, place, before):
-            del chunk  # it is written already; what counts is that the last one came
-    except IntegrityMismatch:
-        part.truncate(0)
-        if not start:
-            place.unlink()
-            raise
-        part.seek(0)
-        _receive(part, place, descriptor, read)
-
-
-def _written(part: IO[bytes], read: Callable[[int], Iterator[bytes]], start: int) -> Iterator[bytes]:
-    part.seek(start)
-    for chunk in read(start):
-        part.write(chunk)
-        yield chunk
-
-
-def _document(path: Path) -> bytes:
-    """One of the two documents beside the blobs. Raises: as `_chunks`."""
-    data = b"".join(_chunks(path, 0, _MAX_INDEX_BYTES + 1, "reading the layout"))
-    if len(data) > _MAX_INDEX_BYTES:
-        raise IntegrityMismatch(path, f"has more than {_MAX_INDEX_BYTES} bytes", "none is that large", _ANOTHER)
-    return data
-
-
-def _chunks(path: Path, start: int, end: int, doing: str) -> Iterator[bytes]:
-    """The bytes from `start` to `end`, or to the file's own end. Raises: MissingFile, DiskFailure, IntegrityMismatch."""
-    try:
-        with open_regular(path) as file:
-            file.seek(start)
-            while start < end and (chunk := file.read(min(end - start, _READ_BYTES))):
-                start += len(chunk)
-                yield chunk
-    except NotRegular:
-        raise IntegrityMismatch(path, "is not a regular file", "a layout has files", "copy the image again") from None
-    except OSError as error:
-        raise from_os_error(error, path, doing) from error
-
-
-def _from_start(part: IO[bytes]) -> Iterator[bytes]:
-    part.seek(0)
-    while chunk := part.read(_READ_BYTES):
-        yield chunk
