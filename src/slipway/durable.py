@@ -1,15 +1,40 @@
-"""Files that are either old or new after a kill or a power cut, never half of each. Standard library only: hosts run it too."""
+"""Files that are either old or new after a kill or a power cut, and never anything but files where one is read.
+
+Standard library only: hosts run it too.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from slipway.errors import from_os_error
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class NotRegular(OSError):
+    """Where a file is read stands a folder, a pipe or a device, which could go on for ever."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "is not a regular file", str(path))
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """The file at `path`, open to be read.
+
+    Raises: NotRegular, other OSError.
+    """
+    # Non-blocking, since opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegular(path)
+    return os.fdopen(descriptor, "rb")
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import DiskFailure, MissingFile, UsageError
+from slipway.images import context
 from slipway.images.context import SECRET_NAMES, Context, pack
 
 EPOCH = 1_780_000_000
@@ -74,6 +75,20 @@ def test_two_checkouts_give_the_same_bytes_whatever_their_times_modes_and_places
         assert found[name].mode == (0o755 if executable else 0o644)
     assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in found.values()} == {(0, 0, "", "", EPOCH)}
     assert list(found) == sorted(found, key=lambda name: name.split("/"))
+
+
+def test_a_file_and_a_folder_that_are_too_large_are_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"a.txt": b"a", "b.bin": b"", "c.txt": b"c"})
+    os.truncate(tmp_path / "b.bin", 30 << 30)
+    with pytest.raises(UsageError, match=r"b\.bin: is too large \(got 32212254720 bytes\)"):
+        pack(tmp_path, ["*"], {}, EPOCH)
+    assert pack(tmp_path, ["*.txt"], {}, EPOCH).file_count == 2
+    monkeypatch.setattr(context, "MAX_BYTES", 10)
+    write(tmp_path, {f"d{number}": b"four" for number in range(3)})
+    with pytest.raises(UsageError, match=r"d2: makes the build context too large; .* at most 10 bytes"):
+        pack(tmp_path, ["d*"], {}, EPOCH)
 
 
 def test_only_listed_patterns_are_packed_and_each_must_match(tmp_path: Path) -> None:
@@ -203,7 +218,7 @@ def test_a_read_error_is_a_disk_failure(tmp_path: Path, monkeypatch: pytest.Monk
     def failing(*_: object) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(context, "open_regular", failing)
     with pytest.raises(DiskFailure, match=r"x: reading the build context: input/output error"):
         pack(tmp_path, ["x"], {}, EPOCH)
     monkeypatch.setattr(os, "scandir", failing)

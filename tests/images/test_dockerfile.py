@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -152,10 +153,14 @@ def test_a_dockerfile_that_is_no_text_is_refused_in_one_line(tmp_path: Path) -> 
     # A bare carriage return ends no line for Docker.
     path.write_bytes(b"FROM a\rRUN b\r\n")
     assert dockerfile_text(place, variant) == "FROM a\rRUN b\r\n"
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(UsageError, match="is a folder"):
+    path.write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(UsageError, match="is too long"):
         dockerfile_text(place, variant)
+    for make in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        path.rmdir() if path.is_dir() else path.unlink()
+        make()
+        with pytest.raises(UsageError, match="is not a regular file"):
+            dockerfile_text(place, variant)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import re
-import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -24,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from slipway.documents.reader import LOADER, MAX_DEPTH, Location, Reader, dotted
+from slipway.durable import NotRegular, open_regular
 from slipway.errors import DocumentError, MissingFile, Problem, from_os_error
 
 
@@ -103,15 +102,11 @@ def read(path: Path | str, model: type[Model]) -> Model:
 
 def _regular_file(path: Path) -> bytes:
     """The bytes at `path`, at most MAX_BYTES; a pipe or a device could go on for ever."""
-    # Non-blocking, since opening a pipe that nobody writes to would wait for ever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DocumentError([Problem(str(path), 1, 1, "", "is not a regular file; a document is read here")])
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
+        with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+    except NotRegular:
+        raise DocumentError([Problem(str(path), 1, 1, "", "is not a regular file; a document is read here")]) from None
     if len(data) > MAX_BYTES:
         raise DocumentError([Problem(str(path), 1, 1, "", f"is too long; a document has at most {MAX_BYTES} bytes")])
     return data

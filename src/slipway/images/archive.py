@@ -10,16 +10,16 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 from slipway.documents import canonical_json
-from slipway.durable import sync_folder
+from slipway.durable import open_regular, sync_folder
 from slipway.errors import IntegrityMismatch, MissingFile, from_os_error
 from slipway.images import layout, manifests
 from slipway.images.manifests import DOCKER_MANIFEST, MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import Attached
+from slipway.images.tar_reader import members, opened
 from slipway.images.turns import sync
 
 _READ_BYTES = 1 << 20
@@ -29,12 +29,6 @@ _LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 _SAVE_AGAIN = "write the archive again"
 
 
-@dataclass(frozen=True)
-class _Member:
-    offset: int
-    size_bytes: int
-
-
 class Archive:
     """The archive at `path`, as a source; `ref` is the name that is meant in it, or a digest."""
 
@@ -42,7 +36,8 @@ class Archive:
         """Find what is in it. Raises: MissingFile, DiskFailure, IntegrityMismatch."""
         self.path = path
         self._ref = ref
-        self._members = _members(path)
+        with opened(path) as tar:
+            self._members = members(tar, path)
         self._made: dict[str, bytes] = {}
         self._places: dict[str, str] = {}
         if "index.json" in self._members:
@@ -86,7 +81,8 @@ class Archive:
             yield self._made[descriptor.digest][start:]
             return
         name = self._places.get(descriptor.digest, f"blobs/sha256/{descriptor.digest.removeprefix('sha256:')}")
-        yield from self._read_member(name, start)
+        # One more than there should be is enough to see that it goes on.
+        yield from self._read_member(name, start, descriptor.size_bytes + 1)
 
     def reject(self, digest: str) -> bool:
         """False: an archive has each blob once."""
@@ -97,14 +93,14 @@ class Archive:
         """What in the archive's index refers to `digest`."""
         return layout.attached_among(self._entries, digest, self.manifest)
 
-    def _read_member(self, name: str, start: int = 0) -> Iterator[bytes]:
-        member = self._members.get(name)
-        if member is None:
+    def _read_member(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        if name not in self._members:
             raise MissingFile(f"{self.path}: {name}", "is not in the archive", "its manifest names it", _SAVE_AGAIN)
-        left = member.size_bytes - start
+        member = self._members.get(name)
+        left = min(member.size, member.size if end is None else end) - start
         try:
-            with self.path.open("rb") as file:
-                file.seek(member.offset + start)
+            with open_regular(self.path) as file:
+                file.seek(member.offset_data + start)
                 while left > 0 and (chunk := file.read(min(left, _READ_BYTES))):
                     left -= len(chunk)
                     yield chunk
@@ -112,9 +108,9 @@ class Archive:
             raise from_os_error(error, self.path, "reading the archive") from error
 
     def _small(self, name: str) -> bytes:
-        member = self._members.get(name)
-        if member is not None and member.size_bytes > _MAX_CONFIG_BYTES:
-            raise IntegrityMismatch(f"{self.path}: {name}", f"has {member.size_bytes} bytes", "none is that large")
+        if name in self._members and self._members.get(name).size > _MAX_CONFIG_BYTES:
+            problem = f"has {self._members.get(name).size} bytes"
+            raise IntegrityMismatch(f"{self.path}: {name}", problem, "none is that large", _SAVE_AGAIN)
         return b"".join(self._read_member(name))
 
     def _older(self) -> Iterator[Descriptor]:
@@ -122,7 +118,7 @@ class Archive:
         try:
             images = list(json.loads(self._small("manifest.json")) or [{}])
             wanted = [
-                (str(one["Config"]), [str(name) for name in one["Layers"]], one.get("RepoTags") or [""])
+                (str(one["Config"]), [str(name) for name in one["Layers"]], list(one.get("RepoTags") or [""]))
                 for one in images
             ]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -149,9 +145,9 @@ class Archive:
 
     def _check_layers(self, config_name: str, layers: list[Descriptor]) -> None:
         """The config names its layers by digest, so that the archive cannot bring others."""
-        value: Any = json.loads(self._small(config_name))
+        rootfs = manifests.parse_config(self._small(config_name), f"{self.path}: {config_name}").get("rootfs")
         found = [layer.digest for layer in layers]
-        named = value.get("rootfs", {}).get("diff_ids") if isinstance(value, dict) else None
+        named = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
         if named != found:
             why = f"its config names {len(named) if isinstance(named, list) else 'no'} layers by digest"
             raise IntegrityMismatch(f"{self.path}: {config_name}", "has other layers than it names", why, _SAVE_AGAIN)
@@ -198,39 +194,3 @@ def _entry(name: str, size_bytes: int | None) -> tarfile.TarInfo:
         (tarfile.DIRTYPE, 0o755, 0) if size_bytes is None else (tarfile.REGTYPE, 0o644, size_bytes)
     )
     return entry
-
-
-def _members(path: Path) -> dict[str, _Member]:
-    """Where each file lies; links of the older form lead to the file that they mean."""
-    found, links = dict[str, _Member](), dict[str, str]()
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                name = _clean(member.name)
-                if member.isreg() and not member.issparse():
-                    found[name] = _Member(member.offset_data, member.size)
-                elif member.issym():
-                    links[name] = _clean(str(PurePosixPath(name).parent / member.linkname))
-                elif member.islnk():
-                    links[name] = _clean(member.linkname)
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        why = f"an uncompressed tar file is read here ({error})"
-        raise IntegrityMismatch(
-            path, "is no archive of images", why, "unpack it with gunzip, or write it again"
-        ) from None
-    except OSError as error:
-        raise from_os_error(error, path, "reading the archive") from error
-    for name, target in links.items():
-        if target in found:
-            found.setdefault(name, found[target])
-    return found
-
-
-def _clean(name: str) -> str:
-    parts = list[str]()
-    for part in PurePosixPath(name).parts:
-        if part == "..":
-            parts = parts[:-1]
-        elif part not in {"/", "."}:
-            parts.append(part)
-    return "/".join(parts)

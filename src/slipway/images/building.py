@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slipway.durable import sync_folder
-from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, UsageError, from_os_error
+from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, SlipwayError, UsageError, from_os_error
 from slipway.images import image_gates, inputs, layers, lock, oci_archive, verify_image
 from slipway.images.builders import Builder, BuildRequest, BuildResult, Compression, process, unlocked_materials
 from slipway.images.inputs import Place, Settings
@@ -53,11 +51,12 @@ def build(
 ) -> Built:
     """The image of the lock, in `place.archive`; a first result is written into the lock.
 
-    Raises: LockDrift and DocumentError before anything is built; IntegrityMismatch when the builder took in an input that
+    Raises: LockDrift, DocumentError and UsageError before anything is built; IntegrityMismatch when the builder took in an input that
     the lock does not name, or made another image than the lock expects; CheckFailed for stale bytecode, a secret in a
     layer, or a root user; and as the builder does.
     """
     started_s = time.monotonic()
+    _refuse_folder(place.archive)
     made = lock.read(place.images, place.engine, place.variant, place.spec())
     request = inputs.request(place, made, settings, archive=place.archive, no_cache=no_cache)
     expected = made.result(KINDS[builder.name])
@@ -84,7 +83,7 @@ def require_here(place: Place, made: ImageLock) -> Result:
     """The lock's result that `place.archive` holds whole, so that it may be sent on.
 
     Raises: LockDrift when it is an image of other inputs, or the lock expects none yet; IntegrityMismatch when it is
-    another image than the lock expects, or damaged; MissingFile when it is not there.
+    another image than the lock expects, says more than a build writes, or is damaged; MissingFile when it is not there.
     """
     again = f"run invoke build-image {place.flags}"
     image = oci_archive.read(place.archive)
@@ -98,9 +97,18 @@ def require_here(place: Place, made: ImageLock) -> Result:
     if found is None or list(image.diff_ids) != found.diff_ids:
         why = f"the lock expects {', '.join(one.config_digest for one in made.results)}"
         raise IntegrityMismatch(place.archive, f"is another image (got {image.config_digest})", why, again)
+    if not image.alone:
+        why = "what else it names would be sent along"
+        raise IntegrityMismatch(place.archive, "names more than the image that was built", why, again)
+    stored = found.model_copy(update=_stored(image))
+    as_locked = image.manifest_digest == found.manifest_digest
+    base = made.base.ref.partition("@")[2]
+    if not as_locked and not (_may_differ(found, stored) and oci_archive.is_plain(image, made.epoch, base)):
+        why = f"the lock expects {found.manifest_digest}"
+        raise IntegrityMismatch(place.archive, f"has another manifest (got {image.manifest_digest})", why, again)
     if not _whole(image, found):
         raise IntegrityMismatch(place.archive, "is damaged", "a layer has other bytes than its digest names", again)
-    return found.model_copy(update=_stored(image))
+    return stored
 
 
 def verify(place: Place, builder: Builder, settings: Settings, progress: Progress = silent) -> Compared:
@@ -133,13 +141,22 @@ def refuse_different(place: Place, compared: Compared) -> None:
 
 def _here(place: Place, made: ImageLock, expected: Result, compression: Compression) -> Result | None:
     """What `place.archive` holds if that is the expected image, whole and compressed as it is wanted now; else None."""
-    if not place.archive.exists():
-        return None
     try:
         found = require_here(place, made)
-    except (IntegrityMismatch, LockDrift, MissingFile, UsageError):
-        return None  # torn or foreign: it is built again
+    except SlipwayError:
+        return None  # whatever is wrong with it: it is built again, and replaced
     return found if found.builder == expected.builder and found.compression == compression else None
+
+
+def _refuse_folder(archive: Path) -> None:
+    """Nothing when the image can be moved to its place; what is no folder there is replaced. Raises: UsageError."""
+    if archive.is_dir() and not archive.is_symlink():
+        raise UsageError(archive, "is a folder", "the image that is built is to lie there", "remove it")
+
+
+def _may_differ(locked: Result, stored: Result) -> bool:
+    """Whether equal builds may give manifests that differ: in another compression, and in gzip, which differs by version."""
+    return stored.compression != locked.compression or stored.compression == "gzip"
 
 
 def _whole(image: Archive, expected: Result) -> bool:
@@ -153,7 +170,7 @@ def _whole(image: Archive, expected: Result) -> bool:
             with layers.layer_stream(image, index) as stream:
                 while stream.read(1 << 20):
                     pass
-    except (IntegrityMismatch, UsageError, zlib.error, EOFError, gzip.BadGzipFile):
+    except IntegrityMismatch:
         return False
     return True
 
@@ -214,7 +231,8 @@ def _checked(
         state = image_gates.inspect(image, found, _base_layers(image, made))
     image_gates.refuse(inputs.tag(made), state)
     pyc = state.pyc
-    yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash), none stale"
+    when = "" if pyc.compared == pyc.hashed else f" when imported, {pyc.compared} also here"
+    yield f"{pyc.hashed + pyc.timed} .pyc ({pyc.hashed} checked by hash{when}), none stale"
     yield f"no secret in any layer ({', '.join(sorted(secrets)) or 'none was given'})"
     yield f"runs as {image.process.get('User')}"
     label = image.labels.get(lock.LABEL)
@@ -256,9 +274,12 @@ def _differences(place: Place, expected: Result, built: Built, progress: Progres
     if not place.archive.exists():
         yield f"files cannot be compared: {place.archive} is not here any more"
         return
-    first = oci_archive.read(place.archive)
-    if first.config_digest != expected.config_digest:
-        yield f"files cannot be compared: {place.archive} is another build"
-        return
-    progress.note("comparing files layer by layer")
-    yield from verify_image.differences(first, oci_archive.read(built.archive)).lines()
+    try:
+        first = oci_archive.read(place.archive)
+        if first.config_digest != expected.config_digest:
+            yield f"files cannot be compared: {place.archive} is another build"
+            return
+        progress.note("comparing files layer by layer")
+        yield from verify_image.differences(first, oci_archive.read(built.archive)).lines()
+    except SlipwayError as error:
+        yield f"files cannot be compared: {error.place}: {error.problem}"

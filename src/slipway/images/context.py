@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from slipway.durable import NotRegular, open_regular
 from slipway.errors import MissingFile, UsageError, from_os_error
 from slipway.images.tarball import Member, TarWriter, leaves, sort_key, stays_inside
 
@@ -39,6 +40,12 @@ SECRET_NAMES = (
 """File names that hold secrets by custom; a context never carries them, not even where a pattern names one."""
 
 
+MAX_FILE_BYTES = 64 << 20
+"""Largest file that is packed: a Dockerfile and what it copies are texts, so more is a checkpoint, a log, or a sparse file."""
+MAX_BYTES = 256 << 20
+"""The same for all files of a folder together; the tar is made in memory."""
+
+
 @dataclass(frozen=True)
 class Context:
     """A packed context: the tar, the sha256 of its bytes (64 hex digits), and how many files and symlinks it holds."""
@@ -55,7 +62,7 @@ def pack(folder: Path, files: Sequence[str], extra: Mapping[str, bytes], epoch: 
     mode is 0755 where the owner may execute the file, else 0644; its mtime is `epoch` seconds.
 
     Raises: MissingFile when a pattern matches nothing; UsageError for a symlink that leaves the folder, a file that is
-    neither regular nor a symlink, a name that holds secrets by custom, or an extra file that is also on disk.
+    neither regular nor a symlink, or too large, a name that holds secrets by custom, or an extra file that is also on disk.
     """
     members = {member.name: member for member in _listed(folder, files)}
     for name, data in extra.items():
@@ -80,12 +87,14 @@ def _listed(folder: Path, patterns: Sequence[str]) -> Iterator[Member]:
     if not folder.is_dir():
         raise MissingFile(folder, "no such folder", "the build context is packed from it", "check the path")
     compiled = {pattern: _Pattern(pattern) for pattern in patterns}
-    unused = set(patterns)
+    unused, left = set(patterns), MAX_BYTES
     for name, entry in _walk(folder, ""):
         matching = {pattern for pattern, read in compiled.items() if read.matches(name)}
         if matching:
             unused -= matching
-            yield _member(folder, name, entry)
+            member, size_bytes = _member(folder, name, entry, left)
+            left -= size_bytes
+            yield member
     if unused:
         pattern = sorted(unused)[0]
         raise MissingFile(folder / pattern, "matches no file", "every listed pattern must pick one", "correct the list")
@@ -107,7 +116,8 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield f"{prefix}{entry.name}", entry
 
 
-def _member(folder: Path, name: str, entry: os.DirEntry[str]) -> Member:
+def _member(folder: Path, name: str, entry: os.DirEntry[str], left: int) -> tuple[Member, int]:
+    """The member, and how many bytes it takes of the `left` ones."""
     path = folder / name
     if any(secret.matches(entry.name.lower()) for secret in _SECRETS):
         why = "files of this name hold secrets by custom, and every layer can be read"
@@ -118,13 +128,30 @@ def _member(folder: Path, name: str, entry: os.DirEntry[str]) -> Member:
         raise UsageError(path, "is no name for a file of the context", "no backslash in it", "rename it")
     try:
         if entry.is_symlink():
-            return _symlink(folder, name)
+            return _symlink(folder, name), 0
         mode = entry.stat(follow_symlinks=False).st_mode
-        if not stat.S_ISREG(mode):
-            raise UsageError(path, "is neither a file nor a symlink", "only those can be packed", "narrow the pattern")
-        return Member(name, bool(mode & stat.S_IXUSR), read=partial(bytes, path.read_bytes()))
+        data = _content(path, left)
+        return Member(name, bool(mode & stat.S_IXUSR), read=partial(bytes, data)), len(data)
+    except NotRegular:
+        why = "only those can be packed"
+        raise UsageError(path, "is neither a file nor a symlink", why, "narrow the pattern") from None
     except OSError as error:
         raise from_os_error(error, path, "reading the build context") from error
+
+
+def _content(path: Path, left: int) -> bytes:
+    """The file's bytes. Raises: UsageError when they are too many for one file, or more than the `left` ones; OSError."""
+    with open_regular(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size  # said before anything of a large one is read
+        data = b"" if size_bytes > min(MAX_FILE_BYTES, left) else file.read(MAX_FILE_BYTES + 1)
+    size_bytes = max(size_bytes, len(data))
+    if size_bytes > MAX_FILE_BYTES:
+        why = f"a file of a build context has at most {MAX_FILE_BYTES} bytes"
+        raise UsageError(path, f"is too large (got {size_bytes} bytes)", why, "narrow the pattern")
+    if size_bytes > left:
+        why = f"all its files together have at most {MAX_BYTES} bytes"
+        raise UsageError(path, "makes the build context too large", why, "narrow the patterns")
+    return data
 
 
 def _symlink(folder: Path, name: str) -> Member:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _imp
+import importlib.util
 import io
+import itertools
 import json
 import re
 import struct
@@ -11,31 +14,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO
-from urllib.parse import unquote_to_bytes
 
 from slipway.errors import CheckFailed
 from slipway.images import layers
 from slipway.images.layers import Entry
 from slipway.images.oci_archive import Archive
+from slipway.images.secret_search import Secrets
 
 _CHUNK_BYTES = 1 << 20
-_SHORTEST = 16
-"""Bytes of a secret's part that is searched for; a shorter one would be found anywhere by chance."""
-_SHORTEST_PASSWORD = 6
-"""The same for what is known to be a password."""
-_URL_WITH_USER = re.compile(
-    rb"""(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?P<told>[^\s"'<>/?#]+)@(?P<host>[^\s"'<>/?#@]+)[^\s"'<>]*"""
-)
-_NAMED_PASSWORD = re.compile(
-    rb"(?im)(?:\bpassword[ \t]+|^[ \t]*[\w.:/-]*(?:passw(?:or)?d|token|secret|api[_-]?key|_auth)[ \t]*[=:][ \t]*)(?P<value>\S+)"
-)
-_PUBLIC = {b"https://pypi.org/simple", b"https://pypi.org/simple/"}
-"""What a pip.conf may say without telling anything, and what pip itself says."""
-_PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 _LIMIT = 20
-_BUNDLE = 10
-"""A file with more certificates than this is a system's bundle, not somebody's own."""
 _HEADER_BYTES = 16
+_MAGICS = tuple(
+    {*(number.to_bytes(2, "little") + b"\r\n" for number in (3495, 3531, 3571)), importlib.util.MAGIC_NUMBER}
+)
+"""Of Python 3.11, 3.12, 3.13 and the one that runs this: what a .pyc of theirs begins with, and the key of its source's hash.
+
+Source: measured with 3.11.7, 3.12.1 and 3.13.0, 2026-12-01; before 3.11 the hash is another one.
+"""
 _ACCOUNTS = "etc/passwd"
 _USER = re.compile(r"(?P<user>[1-9][0-9]*|[A-Za-z_][A-Za-z0-9_.-]*)(?::(?:0|[1-9][0-9]{0,9}))?")
 
@@ -44,8 +39,9 @@ _USER = re.compile(r"(?P<user>[1-9][0-9]*|[A-Za-z_][A-Za-z0-9_.-]*)(?::(?:0|[1-9
 class PycState:
     """How many compiled files the image has, by what Python does with them.
 
-    `hashed` are checked against their source's hash or not at all, `timed` against its time and size, and fit; `stale`
-    do not fit, so that each start compiles them again; `orphaned` have no source. Stale ones are named, the first 20.
+    `hashed` are checked against their source's hash when they are imported, `compared` of them were so here; `timed` are
+    against its time and size, and fit; `stale` do not fit, so that each start compiles them again, or are never compared with
+    their source, so that old code may run; `orphaned` have no source. Stale ones are named, the first 20.
     """
 
     hashed: int
@@ -53,6 +49,7 @@ class PycState:
     stale: int
     orphaned: int
     stale_names: tuple[str, ...] = ()
+    compared: int = 0
 
     @property
     def total(self) -> int:
@@ -85,17 +82,18 @@ def inspect(image: Archive, secrets: Mapping[str, bytes], base_layers: int = 0) 
 
     Raises: as `layers.entries`.
     """
-    patterns = {name: secret_patterns(value) for name, value in secrets.items()}
-    found = list(_told(image, patterns))
+    all_of_them, none = Secrets(secrets), Secrets({})
+    found = list(_told(image, all_of_them))
     tree, accounts = _Tree(), _Accounts()
     for index in range(len(image.layers)):
         tree.next_layer()
-        sought = patterns if index >= base_layers else {}
+        sought = all_of_them if index >= base_layers else none
         for entry, content in layers.entries(image, index):
             read = accounts.add(entry, content)
-            head, names = _searched(read, sought) if read is not None else (b"", set())
-            tree.add(entry, head)
-            names |= _holding(f"{entry.name}\0{entry.link}".encode(errors="surrogateescape"), sought)
+            first, names = _searched(read, sought) if read is not None else (b"", set())
+            tree.add(entry, first)
+            if sought:
+                names |= sought.within(f"{entry.name}\0{entry.link}".encode(errors="surrogateescape"))
             found += [Leak(name, f"layer {index}: {entry.name}") for name in sorted(names)]
     return ImageState(tree.state(), tuple(found), runs_as_root(image, accounts.text))
 
@@ -112,8 +110,11 @@ def refuse(place: str, state: ImageState) -> None:
         raise CheckFailed(place, problem, f"whoever pulls the image could read it\n{listed}", remedy)
     if state.pyc.stale:
         listed = "".join(f"  {name}\n" for name in state.pyc.stale_names)
-        why = f"Python would compile them again at every start\n{listed}"
-        remedy = "write `ARG SOURCE_DATE_EPOCH` before the step that installs, then .pyc are checked by hash"
+        why = f"Python would compile them again at every start, or run old code\n{listed}"
+        remedy = (
+            "write `ARG SOURCE_DATE_EPOCH` before the step that installs, then .pyc are checked by hash; "
+            "or compile with `python3 -m compileall --invalidation-mode checked-hash`"
+        )
         raise CheckFailed(place, f"has {state.pyc.stale} stale .pyc files", why, remedy)
     if state.root:
         raise CheckFailed(
@@ -146,81 +147,34 @@ def _uids(name: str, accounts: bytes) -> list[str]:
     return [(fields[2] if len(fields) > 2 else "") for fields in lines if fields[0].strip() == name]
 
 
-def secret_patterns(secret: bytes) -> tuple[bytes, ...]:
-    """The bytes whose presence means that the file `secret` leaked: all of it, and each part that is secret by itself.
-
-    Those are URLs with a user, what they say before the host, and their password; other passwords that are stated as such; the
-    lines of private keys; certificates unless the file is a bundle (the public ones of a system's bundle rightly stand in many
-    images); and otherwise values of some length after a `=`, or lines without one.
-    """
-    whole = secret.strip()
-    found = {whole}
-    blocks = [(label, body.strip()) for label, body in _PEM.findall(whole)]
-    certificates = [body for label, body in blocks if label.endswith(b"CERTIFICATE")]
-    found |= set(certificates) if len(certificates) <= _BUNDLE else set()
-    found |= {line.strip() for label, body in blocks if label.endswith(b"PRIVATE KEY") for line in body.splitlines()}
-    if not blocks:
-        lines = [line.strip() for line in whole.splitlines()]
-        values = {line.partition(b"=")[2].strip() or line for line in lines if not line.startswith((b"#", b";", b"["))}
-        found |= values - _PUBLIC
-    long = {pattern for pattern in found if len(pattern) >= _SHORTEST}
-    return tuple(sorted(long | set(_credentials(whole))))
-
-
-def _credentials(text: bytes) -> Iterator[bytes]:
-    """What in `text` lets somebody in: URLs that name a user, each part of them, and passwords as .netrc and pip.conf state them."""
-    for url in _URL_WITH_USER.finditer(text):
-        told, host = url["told"], url["host"]
-        name, _, password = told.partition(b":")
-        # A bare user name is a token, or public: with its host it is not found by chance.
-        yield from _long_enough(url[0], _SHORTEST_PASSWORD)
-        yield from _long_enough(told + b"@" + host, _SHORTEST_PASSWORD)
-        yield from _long_enough(told, _SHORTEST if not password else _SHORTEST_PASSWORD)
-        yield from _long_enough(password, _SHORTEST_PASSWORD)
-        yield from _long_enough(name, _SHORTEST)
-    for named in _NAMED_PASSWORD.finditer(text):
-        yield from _long_enough(named["value"].strip(b"\"'"), _SHORTEST_PASSWORD)
-
-
-def _long_enough(part: bytes, shortest: int) -> Iterator[bytes]:
-    """`part` as it stands and with its %xx read, where that is `shortest` bytes or more."""
-    yield from {found for found in (part, unquote_to_bytes(part)) if len(found) >= shortest}
-
-
-def _told(image: Archive, patterns: Mapping[str, tuple[bytes, ...]]) -> Iterator[Leak]:
+def _told(image: Archive, secrets: Secrets) -> Iterator[Leak]:
     config = {name: value for name, value in image.config.items() if name != "history"}
     documents = {"config": config, "history": image.config.get("history"), "manifest": json.loads(image.manifest_text)}
     for where, document in documents.items():
         # JSON escapes quotes and newlines, so the strings are searched as they are meant.
         text = "\0".join(_strings(document)).encode(errors="surrogateescape")
-        yield from (Leak(name, where) for name in sorted(_holding(text, patterns)))
+        yield from (Leak(name, where) for name in sorted(secrets.within(text)))
 
 
 def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield f"{key}={item}" if isinstance(item, str) else str(key)
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield f"{key}={item}" if isinstance(item, str) else str(key)
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
-def _holding(text: bytes, patterns: Mapping[str, tuple[bytes, ...]]) -> set[str]:
-    return {name for name, sought in patterns.items() if any(pattern in text for pattern in sought)}
-
-
-def _searched(content: IO[bytes], patterns: Mapping[str, tuple[bytes, ...]]) -> tuple[bytes, set[str]]:
-    """The first bytes of `content`, and the names of the secrets in it; one may lie across two chunks."""
-    overlap = max((len(pattern) for sought in patterns.values() for pattern in sought), default=1) - 1
-    head = rest = content.read(_CHUNK_BYTES)
-    found = _holding(rest, patterns)
-    while patterns and (chunk := content.read(_CHUNK_BYTES)):
-        rest = rest[-overlap:] + chunk if overlap else chunk
-        found |= _holding(rest, patterns)
-    return head[:_HEADER_BYTES], found
+def _searched(content: IO[bytes], secrets: Secrets) -> tuple[bytes, set[str]]:
+    """The first piece of `content`, and the names of the secrets in it."""
+    first = content.read(_CHUNK_BYTES)
+    rest = iter(lambda: content.read(_CHUNK_BYTES), b"")
+    return first, secrets.among(itertools.chain((first,), rest)) if secrets else set()
 
 
 @dataclass
@@ -240,11 +194,20 @@ class _Accounts:
         return content
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A .py file: its time and size, and its hash for each of _MAGICS where it was read whole."""
+
+    mtime_s: int
+    size_bytes: int
+    hashes: tuple[bytes, ...]
+
+
 @dataclass
 class _Tree:
     """The Python files of the image as the layers add up: what a later layer writes or deletes counts."""
 
-    sources: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sources: dict[str, _Source] = field(default_factory=dict)
     compiled: dict[str, bytes] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
     _new: set[str] = field(default_factory=set)
@@ -253,7 +216,7 @@ class _Tree:
         """A whiteout deletes what older layers hold, not what its own layer does."""
         self._new = set()
 
-    def add(self, entry: Entry, head: bytes) -> None:
+    def add(self, entry: Entry, first: bytes) -> None:
         path = PurePosixPath(entry.name)
         if path.name == ".wh..wh..opq":
             self._delete_below(str(path.parent))
@@ -263,9 +226,9 @@ class _Tree:
                 self._delete(gone)
             self._delete_below(gone)
         else:
-            self._write(entry, head)
+            self._write(entry, first)
 
-    def _write(self, entry: Entry, head: bytes) -> None:
+    def _write(self, entry: Entry, first: bytes) -> None:
         self._new.add(entry.name)
         if entry.kind == "folder":
             self._folders.add(entry.name)
@@ -276,9 +239,11 @@ class _Tree:
             self._folders.discard(entry.name)
             self._delete_below(entry.name)
         if entry.kind == "file" and entry.name.endswith(".py"):
-            self.sources[entry.name] = (entry.mtime_s, entry.size_bytes)
+            whole = len(first) == entry.size_bytes
+            hashes = tuple(_imp.source_hash(int.from_bytes(magic, "little"), first) for magic in _MAGICS if whole)
+            self.sources[entry.name] = _Source(entry.mtime_s, entry.size_bytes, hashes)
         elif entry.kind == "file" and entry.name.endswith(".pyc"):
-            self.compiled[entry.name] = head
+            self.compiled[entry.name] = first[:_HEADER_BYTES]
 
     def _delete(self, name: str) -> None:
         self.sources.pop(name, None)
@@ -298,8 +263,16 @@ class _Tree:
             counted[verdict] += 1
             if verdict == "stale":
                 stale.append(name)
-        names = tuple(stale[:_LIMIT])
-        return PycState(counted["hashed"], counted["timed"], counted["stale"], counted["orphaned"], names)
+            elif verdict == "unchecked":
+                stale.append(f"{name} (is never compared with its source)")
+        return PycState(
+            hashed=counted["hashed"] + counted["compared"],
+            timed=counted["timed"],
+            stale=len(stale),
+            orphaned=counted["orphaned"],
+            stale_names=tuple(stale[:_LIMIT]),
+            compared=counted["compared"],
+        )
 
     def _verdict(self, name: str, head: bytes) -> str:
         source = self.sources.get(_source_of(name))
@@ -307,11 +280,15 @@ class _Tree:
             return "orphaned"
         if len(head) < _HEADER_BYTES:
             return "stale"
-        # Source: PEP 552: magic, flags, then either a hash (flag bit 0) or the source's time and size.
-        flags, mtime, size = struct.unpack("<4xIII", head)
-        if flags & 1:
-            return "hashed"
-        return "timed" if (mtime, size) == (source[0] & 0xFFFFFFFF, source[1] & 0xFFFFFFFF) else "stale"
+        # Source: PEP 552: magic, flags, then either a hash (flag bit 0; bit 1: compare it) or the source's time and size.
+        magic, flags, mtime, size = struct.unpack("<4sIII", head)
+        if flags == 1:
+            return "unchecked"
+        if flags == 3:
+            hashes = dict(zip(_MAGICS, source.hashes, strict=False))
+            return "hashed" if magic not in hashes else "compared" if hashes[magic] == head[8:] else "stale"
+        fits = (mtime, size) == (source.mtime_s & 0xFFFFFFFF, source.size_bytes & 0xFFFFFFFF)
+        return "timed" if fits and flags in {0, 2} else "stale"
 
 
 def _source_of(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.durable import NotRegular, open_regular
 from slipway.errors import LockDrift, UsageError, from_os_error
 from slipway.images import debs, git_locked, git_source, lock, source_policy, spec
 from slipway.images.allowed import AllowedInputs
@@ -18,6 +19,7 @@ from slipway.images.image_name import Mirrors, parse
 from slipway.images.lock import ImageLock
 from slipway.images.spec import Variant
 
+_MOST_DOCKERFILE_BYTES = 1 << 20
 LOCKED = "locked"
 """The folder of the context that is made from the lock."""
 
@@ -92,10 +94,15 @@ def dockerfile_text(place: Place, variant: Variant) -> str:
     """The Dockerfile's text, its line ends kept. Raises: UsageError when it is no UTF-8 text; MissingFile, DiskFailure."""
     path = place.folder / variant.dockerfile
     try:
-        # As bytes: reading text would turn a bare carriage return, which ends no line for Docker, into a line's end.
-        text = path.read_bytes().decode()
-    except IsADirectoryError as error:
-        raise UsageError(path, "is a folder", "a Dockerfile is a file", "name the file in image.yaml") from error
+        with open_regular(path) as file:
+            # As bytes: reading text would turn a bare carriage return, which ends no line for Docker, into a line's end.
+            data = file.read(_MOST_DOCKERFILE_BYTES + 1)
+        if len(data) > _MOST_DOCKERFILE_BYTES:
+            why = f"a Dockerfile has at most {_MOST_DOCKERFILE_BYTES} bytes"
+            raise UsageError(path, "is too long", why, "name another file in image.yaml")
+        text = data.decode()
+    except NotRegular as error:
+        raise UsageError(path, "is not a regular file", "a Dockerfile is one", "name the file in image.yaml") from error
     except UnicodeDecodeError as error:
         why = f"byte {error.start} cannot be read"
         raise UsageError(path, "is not UTF-8", why, "save it as UTF-8") from error

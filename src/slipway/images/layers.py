@@ -12,22 +12,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import IO, Self, cast
+from typing import IO, cast
 
-from slipway.errors import IntegrityMismatch, MissingFile, UsageError
-from slipway.images.oci_archive import Archive, malformed, opened
+from slipway.errors import IntegrityMismatch, MissingFile
+from slipway.images.oci_archive import Archive
+from slipway.images.tar_reader import BROKEN, Header, malformed, members, opened
 
 _CHUNK_BYTES = 1 << 20
 _MOST_ENTRIES = 3_000_000
 """Members of a layer; an engine image has some 200,000."""
-_MOST_EXTENSION_BYTES = 1 << 20
-_EXTENSIONS = {
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-}
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -57,10 +50,8 @@ def layer_stream(archive: Archive, index: int) -> Iterator[IO[bytes]]:
     Raises: IntegrityMismatch at the end of the block when they were read to their end and are not what `diff_ids` says.
     """
     with opened(archive.path) as tar:
-        member = tar.getmember(archive.members[index])
-        source = tar.extractfile(member)
-        if source is None:
-            raise malformed(archive.path, f"{member.name} is no file")
+        source = tar.extractfile(members(tar, archive.path).get(archive.members[index], "the layer "))
+        assert source is not None
         with source, _uncompressed(source, archive.path) as plain:
             checked = _Hashed(plain)
             yield cast("IO[bytes]", checked)
@@ -76,19 +67,19 @@ def entries(archive: Archive, index: int) -> Iterator[tuple[Entry, IO[bytes] | N
 
     Read the content before taking the next member. `sha256` is `""` here: who reads the content hashes it.
 
-    Raises: IntegrityMismatch, UsageError for a layer that is damaged.
+    Raises: IntegrityMismatch for a layer that is damaged, and as `oci_archive.read`.
     """
     with layer_stream(archive, index) as stream:
         try:
             # `r|` reads forward only: a member's header cannot send the reader elsewhere.
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES, tarinfo=_Header) as tar:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES, tarinfo=Header) as tar:
                 while (member := tar.next()) is not None:
                     content = tar.extractfile(member) if member.isreg() else None
                     yield _entry(member), content
                     tar.members = []  # type: ignore[attr-defined]  # the reader would otherwise keep every header of the layer
             while stream.read(_CHUNK_BYTES):  # the padding belongs to the diff id
                 pass
-        except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        except (*BROKEN, zlib.error, gzip.BadGzipFile) as error:
             raise malformed(archive.path, f"layer {index} cannot be read ({error})") from error
 
 
@@ -121,7 +112,7 @@ def diff_id(source: IO[bytes], place: object) -> str:
         with _uncompressed(source, place) as plain:
             while chunk := plain.read(_CHUNK_BYTES):
                 state.update(chunk)
-    except (zlib.error, EOFError, gzip.BadGzipFile, UsageError) as error:
+    except (zlib.error, EOFError, gzip.BadGzipFile, IntegrityMismatch) as error:
         problem = f"has a layer that cannot be unpacked ({error})"
         raise IntegrityMismatch(place, problem, "", "do not run it; build and push it again") from None
     return f"sha256:{state.hexdigest()}"
@@ -142,17 +133,6 @@ def _entry(member: tarfile.TarInfo) -> Entry:
     return Entry(
         name, kind, member.mode & 0o7777, member.uid, member.gid, member.size, int(member.mtime), member.linkname
     )
-
-
-class _Header(tarfile.TarInfo):
-    """A tar header whose extensions (long names, pax records) are bounded: tarfile reads them whole into memory."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _EXTENSIONS and header.size > _MOST_EXTENSION_BYTES:
-            raise tarfile.ReadError(f"a header extension of {header.size} bytes")
-        return header
 
 
 class _Hashed:

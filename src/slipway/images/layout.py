@@ -13,20 +13,18 @@ Source: OCI image specification 1.1, image-layout.md (read in November 2026).
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from slipway.durable import sync_folder, write_durably
 from slipway.errors import IntegrityMismatch, LockDrift, MissingFile, UsageError, from_os_error
-from slipway.images import manifests
+from slipway.images import blob_files, manifests
 from slipway.images.manifests import MAX_MANIFEST_BYTES, REF_NAME, Descriptor, Manifest
 from slipway.images.stores import SIGNATURE_TAGS, Attached
 from slipway.images.turns import held, locked, sync
 
-_READ_BYTES = 1 << 20
+_ANOTHER = "name the folder that holds oci-layout and index.json; a file is named as archive:FILE"
 _MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -63,19 +61,23 @@ class Layout:
 
         Raises: MissingFile, DiskFailure, IntegrityMismatch.
         """
-        path = self.folder / "index.json"
+        path, marker = self.folder / "index.json", self.folder / "oci-layout"
+        if not self.folder.exists():
+            raise MissingFile(self.folder, "no such folder", "a layout is read there", "check the path")
+        if not marker.is_file():
+            raise IntegrityMismatch(self.folder, "is no OCI image layout", "it has no file oci-layout", _ANOTHER)
         try:
-            marker = json.loads((self.folder / "oci-layout").read_bytes())
-            data = path.read_bytes()
-        except ValueError:
-            marker = None
-        except OSError as error:
-            raise from_os_error(error, self.folder, "reading the layout") from error
-        if not isinstance(marker, dict) or marker.get("imageLayoutVersion") != "1.0.0":
+            said = json.loads(blob_files.document(marker))
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict) or said.get("imageLayoutVersion") != "1.0.0":
             raise IntegrityMismatch(
-                self.folder, "is no OCI image layout of version 1.0.0", "oci-layout says which it is"
+                self.folder, "is no OCI image layout of version 1.0.0", "oci-layout says which it is", _ANOTHER
             )
-        return manifests.parse(data, path).manifests
+        if not path.exists():
+            why = "it has no index.json, which is written when all of an image is there"
+            raise MissingFile(self.folder, "names no image yet", why, "copy the image again")
+        return manifests.parse(blob_files.document(path), path).manifests
 
     def names(self) -> tuple[str, ...]:
         """The names of the images in it, sorted; signatures and other papers are left out.
@@ -107,16 +109,10 @@ class Layout:
     def read(self, descriptor: Descriptor, start: int = 0) -> Iterator[bytes]:
         """The blob's bytes from `start` on, not proved.
 
-        Raises: MissingFile, DiskFailure.
+        Raises: MissingFile, DiskFailure; IntegrityMismatch for what is no file.
         """
-        path = self.path(descriptor.digest)
-        try:
-            with path.open("rb") as file:
-                file.seek(start)
-                while chunk := file.read(_READ_BYTES):
-                    yield chunk
-        except OSError as error:
-            raise from_os_error(error, path, "reading the blob") from error
+        # One byte more than there should be is enough to see that it goes on.
+        return blob_files.chunks(self.path(descriptor.digest), start, descriptor.size_bytes + 1, "reading the blob")
 
     def reject(self, digest: str) -> bool:
         """False: a layout has each blob once."""
@@ -157,7 +153,7 @@ class Layout:
             with held(place) as part:
                 if self.has(descriptor):
                     return "present"  # another run has just finished it
-                _receive(part, place, descriptor, read)
+                blob_files.receive(part, place, descriptor, read)
                 sync(part)
                 place.replace(path)
                 sync_folder(path.parent)
@@ -221,7 +217,8 @@ class Layout:
 
     def _name(self, manifest: Manifest, name: str) -> None:
         notes = {**manifest.descriptor.annotations, REF_NAME: name}
-        self._new.append(replace(manifest.descriptor, annotations=notes))
+        # What has a name is looked for by it; with a kind, an image that has a subject too would count as a paper.
+        self._new.append(replace(manifest.descriptor, artifact_type="", annotations=notes))
 
     def attached(self, digest: str) -> tuple[Attached, ...]:
         """What in the index refers to `digest`.
@@ -266,7 +263,7 @@ def images_among(entries: Iterable[Descriptor]) -> list[Descriptor]:
     return [entry for entry in entries if _is_image(entry)]
 
 
-def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Descriptor:
+def chosen(entries: Collection[Descriptor], ref: str | None, place: object) -> Descriptor:
     """The entry named `ref` (a name, its tag alone, or a digest), or the only image where `ref` is None.
 
     Raises: MissingFile, UsageError where the choice is not clear.
@@ -279,7 +276,11 @@ def chosen(entries: Iterable[Descriptor], ref: str | None, place: object) -> Des
         found = [entry for entry in images if entry.digest == digest] if digest else _named(images, ref)
     if len({entry.digest for entry in found}) == 1:
         return found[0]
-    have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images})) or "nothing"
+    have = ", ".join(sorted({entry.annotations.get(REF_NAME, entry.digest) for entry in images}))
+    if not found and not have:
+        papers = ", ".join(sorted({entry.digest for entry in entries}))
+        why = f"what it has says something of an image that is not there: {papers}" if papers else "its index is empty"
+        raise MissingFile(place, f"has no image {ref or 'at all'}", why, "take the image itself from another place")
     if not found:
         raise MissingFile(place, f"has no image {ref or 'at all'}", f"it has: {have}", "name one of these")
     raise UsageError(place, "has several images", f"it has: {have}", "name one of them, as layout:DIR:NAME")
@@ -343,34 +344,3 @@ def _joined(known: Iterable[Descriptor], new: Iterable[Descriptor]) -> tuple[Des
         kept[name, entry.digest] = entry
     named = {digest for name, digest in kept if name}
     return tuple(kept[key] for key in sorted(kept) if key[0] or key[1] not in named)
-
-
-def _receive(part: IO[bytes], place: Path, descriptor: Descriptor, read: Callable[[int], Iterator[bytes]]) -> None:
-    """The blob's bytes stand in `part`, proved; what stood there before is its beginning, or is thrown away."""
-    start = part.seek(0, os.SEEK_END)
-    if start > descriptor.size_bytes:
-        start = part.truncate(0)
-    try:
-        before = _from_start(part) if start else iter(())
-        for chunk in manifests.proved(_written(part, read, start), descriptor, place, before):
-            del chunk  # it is written already; what counts is that the last one came
-    except IntegrityMismatch:
-        part.truncate(0)
-        if not start:
-            place.unlink()
-            raise
-        part.seek(0)
-        _receive(part, place, descriptor, read)
-
-
-def _written(part: IO[bytes], read: Callable[[int], Iterator[bytes]], start: int) -> Iterator[bytes]:
-    part.seek(start)
-    for chunk in read(start):
-        part.write(chunk)
-        yield chunk
-
-
-def _from_start(part: IO[bytes]) -> Iterator[bytes]:
-    part.seek(0)
-    while chunk := part.read(_READ_BYTES):
-        yield chunk

@@ -33,6 +33,9 @@ def test_two_builds_without_cache_have_the_same_digests_and_a_third_is_cached(
         second.manifest_digest,
     )
     assert verify_image.differences(oci_archive.read(first.archive), oci_archive.read(second.archive)).equal
+    image = oci_archive.read(first.archive)
+    assert image.alone
+    assert oci_archive.is_plain(image, small_base.epoch, small_base.digest)
     assert first.versions["buildah"]
     assert unlocked_materials(first, {small_base.digest}) == ()
     cached = builder.build(replace(request, no_cache=False))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -270,6 +273,169 @@ def test_an_image_whose_layers_are_not_its_diff_ids_is_not_sent_on(place: Place,
     shutil.copy(image(name="evil.tar", change=other_layer), place.archive)
     with pytest.raises(IntegrityMismatch, match="damaged"):
         building.require_here(place, locked(place))
+
+
+def broken(path: Path, how: str) -> None:
+    """What lies at `path` is no image any more."""
+    data = path.read_bytes()
+    path.unlink()
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "link":
+        path.symlink_to(path.name)
+    elif how == "text":
+        path.write_text("no tar")
+    elif how == "size":
+        entry = tarfile.TarInfo("big")
+        entry.size = 1 << 60
+        path.write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + data)
+    elif how == "linked layer":
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar, tarfile.open(path, "w") as to:
+            for member in tar:
+                content = tar.extractfile(member)
+                if content is not None and content.read(2) == b"\x1f\x8b":
+                    member.type, member.linkname, content = tarfile.LNKTYPE, member.name, None
+                if content is not None:
+                    content.seek(0)
+                to.addfile(member, content)
+    else:
+        path.write_bytes(data[:1500])
+
+
+@pytest.mark.parametrize("how", ["pipe", "link", "text", "size", "linked layer", "cut"])
+def test_whatever_is_wrong_with_what_lies_there_it_is_built_anew(
+    place: Place, image: Callable[..., Path], how: str
+) -> None:
+    build(place, HandBuilder(image()))
+    broken(place.archive, how)
+    assert build(place, HandBuilder(image())).ran
+    assert not place.archive.is_symlink()
+    assert build(place, HandBuilder(image())).ran is False
+
+
+@pytest.mark.parametrize("how", ["text", "size", "linked layer"])
+def test_a_broken_archive_does_not_hide_that_a_build_gave_another_image(
+    place: Place, image: Callable[..., Path], how: str
+) -> None:
+    build(place, HandBuilder(image()))
+    broken(place.archive, how)
+    with pytest.raises(IntegrityMismatch, match=r"a build gave sha256(.|\n)*files cannot be compared"):
+        build(place, HandBuilder(image(name="two.tar", text=b"2")))
+
+
+def test_a_folder_in_the_archives_place_is_named_before_anything_is_built(place: Place) -> None:
+    place.archive.mkdir(parents=True)
+    with pytest.raises(UsageError, match=f"{place.archive.name}: is a folder.*remove it"):
+        build(place, HandBuilder(Path("never")))
+
+
+def told_anew(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, bytes]], None]:
+    """The manifest is another one, of the same config and layers."""
+
+    def tell(members: dict[str, bytes]) -> None:
+        index = json.loads(members["index.json"])
+        manifest = json.loads(members["blobs/" + index["manifests"][0]["digest"].replace(":", "/")])
+        data = change(manifest)
+        text = data if isinstance(data, bytes) else json.dumps(manifest).encode()
+        index["manifests"][0] |= {"digest": digest_of(text), "size": len(text)}
+        members["blobs/" + digest_of(text).replace(":", "/")] = text
+        members["index.json"] = json.dumps(index).encode()
+
+    return tell
+
+
+SUBJECT = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": BASE[-71:], "size": 1}
+TOLD: dict[str, Callable[[dict[str, Any]], object]] = {
+    "annotations": lambda told: told.update(annotations={"org.opencontainers.image.source": "https://evil.example"}),
+    "no annotations": lambda told: told.update(annotations={}),
+    "another base": lambda told: told.update(
+        annotations={
+            "org.opencontainers.image.base.digest": BASE[-71:],
+            "org.opencontainers.image.base.name": "evil.example/base@sha256:" + "cd" * 32,
+        }
+    ),
+    "subject": lambda told: told.update(subject=SUBJECT),
+    "artifact type": lambda told: told.update(artifactType="evil/type"),
+    "unknown": lambda told: told.update(x=1),
+    "urls": lambda told: told["layers"][0].update(urls=["http://evil.example/x"]),
+    "layer's note": lambda told: told["layers"][0].update(annotations={"a": "b"}),
+    "layer's time": lambda told: told["layers"][0].update(annotations={"buildkit/rewritten-timestamp": "7"}),
+    "layer's data": lambda told: told["layers"][0].update(data="YQ=="),
+    "layer's kind": lambda told: told["layers"][0].update(mediaType="evil+gzip"),
+    "layer's size": lambda told: told["layers"][0].update(size=1),
+    "config's kind": lambda told: told["config"].update(mediaType="evil/config"),
+    "config's size": lambda told: told["config"].update(size=1),
+    "config's note": lambda told: told["config"].update(annotations={"a": "b"}),
+    "number": lambda told: told.update(schemaVersion=2.0),
+    "kind": lambda told: told.update(mediaType="application/vnd.docker.distribution.manifest.v2+json"),
+    "twice": lambda told: b'{"layers":[],' + json.dumps(told).encode()[1:],
+}
+
+
+@pytest.mark.parametrize("locked_as", ["gzip", "zstd"])
+@pytest.mark.parametrize("change", TOLD.values(), ids=TOLD)
+def test_a_manifest_that_says_more_than_a_build_writes_is_another_image(
+    place: Place, image: Callable[..., Path], change: Callable[[dict[str, Any]], object], locked_as: str
+) -> None:
+    building.build(place, HandBuilder(image(compression=locked_as)), replace(SETTINGS, compression=locked_as))
+    shutil.copy(image(name="evil.tar", change=told_anew(change)), place.archive)
+    with pytest.raises(IntegrityMismatch):
+        building.require_here(place, locked(place))
+    assert build(place, HandBuilder(image())).ran
+    assert build(place, HandBuilder(image())).ran is False
+
+
+def test_a_plain_manifest_counts_in_another_compression_and_not_in_the_same(
+    place: Place, image: Callable[..., Path]
+) -> None:
+    building.build(place, HandBuilder(image(compression="zstd")), SETTINGS)
+    expected = locked(place)
+    with_notes = told_anew(
+        lambda told: told["layers"][0].update(annotations={"buildkit/rewritten-timestamp": str(expected.epoch)})
+    )
+    without_kind = told_anew(lambda told: told.pop("mediaType", None))
+    about_base = {"org.opencontainers.image.base.digest": BASE[-71:], "org.opencontainers.image.base.name": BASE}
+    buildahs = told_anew(lambda told: told.update(annotations=about_base))
+    for change in (with_notes, without_kind, buildahs):
+        shutil.copy(image(name="other.tar", change=change), place.archive)
+        assert building.require_here(place, expected).compression == "gzip"
+    shutil.copy(image(name="same.tar", compression="zstd", change=with_notes), place.archive)
+    with pytest.raises(IntegrityMismatch, match="has another manifest"):
+        building.require_here(place, expected)
+
+
+def test_what_else_an_archive_names_is_not_sent_along(place: Place, image: Callable[..., Path], tmp_path: Path) -> None:
+    build(place, HandBuilder(image()))
+
+    def add_paper(members: dict[str, bytes]) -> None:
+        index = json.loads(members["index.json"])
+        subject = {name: index["manifests"][0][name] for name in ("mediaType", "digest", "size")}
+        empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}
+        paper = {"schemaVersion": 2, "config": empty, "layers": [], "subject": subject}
+        text = json.dumps(paper).encode()
+        kind = "application/vnd.oci.image.manifest.v1+json"
+        entry = {"mediaType": kind, "artifactType": "evil/sbom", "digest": digest_of(text), "size": len(text)}
+        index["manifests"].append(entry)
+        for blob in (text, b"{}"):
+            members["blobs/" + digest_of(blob).replace(":", "/")] = blob
+        members["index.json"] = json.dumps(index).encode()
+
+    shutil.copy(image(name="evil.tar", change=add_paper), place.archive)
+    with pytest.raises(IntegrityMismatch, match="names more than the image"):
+        actions.mirror_image(place, mirror.Options(), silent, to=f"layout:{tmp_path / 'to'}")
+    assert build(place, HandBuilder(image())).ran
+
+
+def test_an_image_with_a_subject_is_found_again_in_the_layout_that_it_was_copied_to(
+    image: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = image(change=told_anew(TOLD["subject"]))
+    with registry_from({}) as registry:
+        first = mirror.run(f"archive:{source}", f"layout:{tmp_path / 'one'}", registry)
+        assert (
+            mirror.run(f"layout:{tmp_path / 'one'}", f"archive:{tmp_path / 'b.tar'}", registry).digest == first.digest
+        )
+        assert mirror.run(f"archive:{tmp_path / 'b.tar'}", f"layout:{tmp_path / 'c'}", registry).digest == first.digest
 
 
 def test_what_a_killed_run_left_is_swept_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_two_builds_without_cache_are_the_same_to_the_byte(
         f"docker-image://{small_base.ref.partition('@')[0]} ({small_base.digest})",
     )
     image = oci_archive.read(first.archive)
+    assert image.alone
+    assert oci_archive.is_plain(image, small_base.epoch, small_base.digest)
     assert image.process["Labels"] == {"lock": "1"}
     assert not image_gates.runs_as_root(image)
     made = layers.listing(image, 2)
@@ -67,6 +69,16 @@ def test_two_builds_without_cache_are_the_same_to_the_byte(
         assert ran.stdout == "hi\ntext\n"
     finally:
         docker.run("image", "rm", "--force", request.name)
+
+
+@pytest.mark.usefixtures("docker")
+def test_the_manifest_has_the_plain_form_in_every_compression(request_for: Requested, small_base: Any) -> None:
+    for compression in ("gzip", "uncompressed"):
+        image = oci_archive.read(
+            BuildxBuilder().build(request_for(*LINES, files=FILES, compression=compression)).archive
+        )
+        assert image.alone
+        assert oci_archive.is_plain(image, small_base.epoch, small_base.digest)
 
 
 def test_a_push_keeps_the_digest(docker: Any, request_for: Requested, registry: str) -> None:

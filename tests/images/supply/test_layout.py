@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,61 @@ def test_what_is_no_layout_is_left_alone(tmp_path: Path, layout: Layout) -> None
         (layout.folder / "oci-layout").write_text(marker)
         with pytest.raises(IntegrityMismatch, match=r"version 1\.0\.0"):
             layout.root()
+
+
+@pytest.mark.parametrize("name", ["oci-layout", "index.json", "manifest", "layer"])
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero", "folder", "sparse"])
+def test_what_is_no_file_of_its_size_neither_hangs_nor_fills_the_memory(
+    layout: Layout, sample: Any, name: str, what: str
+) -> None:
+    blob = sample.images[0].descriptor if name == "manifest" else sample.images[0].blobs[1]
+    path = layout.path(blob.digest) if name in {"manifest", "layer"} else layout.folder / name
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "sparse":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.symlink_to(what)
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityMismatch):
+            layout.manifest(layout.root().manifests[0])
+            for _ in manifests.proved(layout.read(blob), blob, path):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
+    if name in {"manifest", "layer"}:
+        assert layout.verify() == (blob.digest,)
+
+
+def test_a_folder_a_file_and_a_broken_off_copy_are_told_from_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.tar").write_bytes(b"x")
+    for name in ("folder", "file.tar"):
+        with pytest.raises(IntegrityMismatch, match=r"is no OCI image layout.*archive:FILE"):
+            Layout(tmp_path / name).root()
+    with pytest.raises(MissingFile, match="none: no such folder"):
+        Layout(tmp_path / "none").root()
+    Layout(tmp_path / "begun").create()
+    with pytest.raises(MissingFile, match="names no image yet"):
+        Layout(tmp_path / "begun").root()
+
+
+def test_an_index_of_papers_alone_says_so(layout: Layout, sample: Any) -> None:
+    about = manifests.artifact("a/sbom", [manifests.EMPTY], sample.images[0].descriptor, {})
+    index = manifests.index([about.descriptor])
+    (layout.folder / "index.json").write_bytes(index.data)
+    for ref in (None, about.digest, "v1"):
+        with pytest.raises(MissingFile, match=f"says something of an image that is not there: {about.digest}"):
+            Layout(layout.folder, ref).root()
+    (layout.folder / "index.json").write_bytes(manifests.index([]).data)
+    with pytest.raises(MissingFile, match="its index is empty"):
+        layout.root()
 
 
 def test_a_manifest_that_is_too_large_or_another_is_refused(layout: Layout, sample: Any) -> None:
