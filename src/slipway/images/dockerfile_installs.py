@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from slipway.images.allowed import COMMIT, AllowedInputs
 from slipway.images.dockerfile_stages import Run, Sheet
-from slipway.images.shell_words import SHELLS, Command
+from slipway.images.shell_texts import Command
+from slipway.images.shell_wrappers import SHELLS
 
 FETCHERS = frozenset({
     "curl", "wget", "aria2c", "axel", "lynx", "fetch", "http", "https", "lwp-request", "ftp", "sftp", "scp",

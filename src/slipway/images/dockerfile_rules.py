@@ -14,7 +14,7 @@ from slipway.images.allowed import COMMIT, Download, pinned
 from slipway.images.dockerfile_reader import Flag, Place
 from slipway.images.dockerfile_stages import AUTOMATIC_ARGS, EPOCH_ARG, Run, Sheet, Stage, Step, declared
 from slipway.images.image_gates import plain_uid
-from slipway.images.shell_words import SHELLS
+from slipway.images.shell_wrappers import SHELLS
 
 
 @dataclass(frozen=True)

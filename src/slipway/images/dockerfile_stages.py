@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from slipway.images.allowed import AllowedInputs
 from slipway.images.dockerfile_reader import Dockerfile, Fault, Heredoc, Instruction, Place
 from slipway.images.dockerfile_words import Unclear, split, substituted
-from slipway.images.shell_words import SHELLS, Command, Word, commands, exec_form
+from slipway.images.shell_texts import Command, Word
+from slipway.images.shell_words import commands, exec_form
+from slipway.images.shell_wrappers import SHELLS
 
 AUTOMATIC_ARGS = frozenset(
     f"{where}{what}" for where in ("TARGET", "BUILD") for what in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")
