@@ -30,8 +30,8 @@ ALLOWED = AllowedInputs(
     commits=(GitCommit("https://git.example/sgl-project/sglang.git", SHA),),
     build_args={"BASE": f"debian@{ONE}", "VERSION": "1.0"},
     debs=("curl=8.14.1-2", "git=1:2.47.3-0+deb13u1"),
-    python_locks=("python.lock",),
-    deb_lists=("debs.list",),
+    python_locks=("locked/python.lock",),
+    deb_lists=("locked/debs.list",),
 )
 CASES: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
     (Path(__file__).resolve().parent.parent / "data" / "dockerfile_cases.yaml").read_text()
@@ -165,8 +165,8 @@ def test_the_dockerfiles_of_this_repository_keep_to_a_lock(path: Path) -> None:
     allowed = AllowedInputs(
         images=(f"debian@{ONE}",),
         build_args={"BASE": f"debian@{ONE}", "ENGINE_VERSION": "1", "SOURCE_DATE_EPOCH": "1"},
-        python_locks=("requirements.txt", "uv.txt"),
-        deb_lists=("debs.txt",),
+        python_locks=("locked/requirements.txt", "locked/uv.txt"),
+        deb_lists=("locked/debs.txt",),
     )
     assert problems(path.read_text(), allowed) == ()
 
@@ -223,6 +223,13 @@ def test_any_text_can_be_linted(text: str) -> None:
 )
 def test_deep_nesting_neither_crashes_nor_hangs(text: str) -> None:
     assert isinstance(problems(f"FROM debian\nRUN {text}\n", ALLOWED), tuple)
+
+
+def test_what_find_runs_is_read_once_however_much_it_is() -> None:
+    for part in ("-exec rm {} ", "-exec rm {} ';' "):
+        found = commands(f"find / {part * 500}")
+        assert [command.program for command in found[1:]] == ["rm"] * 500
+        assert sum(len(command.words) for command in found) < 4000
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.sampled_from(["", " \\\n", "\\\n  # note\n\\\n", " && \\\n\n"]))

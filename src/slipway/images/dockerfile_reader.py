@@ -99,7 +99,7 @@ class Instruction:
 
     def at(self, offset: int) -> Place:
         """Where the character at `offset` of `joined` stands in the file."""
-        index = max(bisect_right([piece[0] for piece in self.pieces], offset) - 1, 0)
+        index = max(bisect_right(self.pieces, offset, key=lambda piece: piece[0]) - 1, 0)
         begin, line, column = self.pieces[index]
         return Place(line, column + max(offset - begin, 0))
 

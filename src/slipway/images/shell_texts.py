@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from slipway.images.shell_wrappers import LOOSE, SHELLS, base_name
 
@@ -42,12 +43,12 @@ class Command:
     within: str = ""
     unreadable: str = ""
 
-    @property
+    @cached_property
     def program(self) -> str:
         """The program's name without its folder, or ""."""
-        return self.words[0].text.rpartition("/")[2] if self.words else ""
+        return base_name(self.words[0].text) if self.words else ""
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[str, ...]:
         """The words after the program."""
         return tuple(word.text for word in self.words[1:])
@@ -113,6 +114,16 @@ def _values_of(option: str, arguments: tuple[str, ...]) -> Iterator[str]:
             yield from arguments[index + 1 : index + 2]
         elif word.startswith(option):
             yield word.removeprefix(option)
+
+
+def placeholders(command: Command) -> list[str]:
+    """What `xargs` puts its input in place of: `{}`, or the value of -I."""
+    via = [word.text for word in command.via]
+    named = [
+        *_values_of("-I", tuple(via)),
+        *(word.removeprefix("--replace=") for word in via if word.startswith("--rep")),
+    ]
+    return [name for name in ("{}", *named) if name]
 
 
 def sed_commands(arguments: tuple[str, ...]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from slipway.images.shell_texts import Command, Word, texts_of
+from slipway.images.shell_texts import Command, Word, placeholders, texts_of
 from slipway.images.shell_wrappers import ASSIGNMENT, LOOSE, base_name, own_words, wrapper
 
 _BLANK = " \t"
@@ -119,9 +119,10 @@ def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Com
         while at < len(texts) - 1 and texts[at] in _KEYWORDS:
             at += 1
     rest, via = gathered[at:], gathered[:at]
-    if not rest and not frame.redirects:
+    if not rest and not frame.redirects and not any(ASSIGNMENT.fullmatch(word.text) for word in via):
         return
-    command = replace(frame, words=tuple(rest), offset=rest[0].offset if rest else frame.offset, via=tuple(via))
+    place = (rest or via)[0].offset if rest or via else frame.offset
+    command = replace(frame, words=tuple(rest), offset=place, via=tuple(via))
     command = replace(command, unreadable=_unclear(command))
     yield command
     for text, place in texts_of(command):
@@ -159,7 +160,7 @@ def _unclear(command: Command) -> str:
     name = rest[0].text
     repeated = command.within == "find" or any(base_name(word.text) in {"xargs", "parallel"} for word in command.via)
     # The rest of the command comes from a pipe or from file names.
-    made = repeated and ("{}" in name or (len(rest) == 1 and bool(wrapper(name))))
+    made = repeated and (any(one in name for one in placeholders(command)) or (len(rest) == 1 and bool(wrapper(name))))
     if rest[0].dynamic or made:
         return f"a program that is decided when it runs: {name[:40]}"
     inner = (script for word in rest for script, _ in word.scripts)

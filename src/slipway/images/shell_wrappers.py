@@ -66,6 +66,11 @@ LOOSE = frozenset({
 ASSIGNMENT = re.compile(r"\w+(\[[^\]]*\])?\+?=.*", re.DOTALL)
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of `text`."""
+    return frozenset(text.split())
+
+
 def base_name(word: str) -> str:
     """The program's name without its folder."""
     return word.rpartition("/")[2]
@@ -109,8 +114,9 @@ def _takes_next(option: str, valued: frozenset[str]) -> bool:
     """Whether the next word is the value of `option`: not where it is attached, as in `-n5` or `--user=x`."""
     if option in valued:
         return True
-    if option.startswith("--") or len(option) < 3:
-        return False
+    if option.startswith("--"):
+        # The first letters of a long option are enough.
+        return len(option) > 2 and any(name.startswith(option) for name in valued)
     for index, letter in enumerate(option[1:], start=1):
         if f"-{letter}" in valued:
             return index == len(option) - 1
