@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from posixpath import join
+from posixpath import join, normpath
 
 from slipway.images.allowed import AllowedInputs
-from slipway.images.dockerfile_locked import locked, mount_fields, secret
+from slipway.images.dockerfile_locked import locked, mount_fields, mounts, secret
 from slipway.images.dockerfile_stages import Run, Sheet, Step
+from slipway.images.dockerfile_variables import assigned
 from slipway.images.shell_texts import Command
 
 _APT = frozenset({"apt", "apt-get", "aptitude"})
@@ -42,6 +43,7 @@ _APT_PLACES = re.compile(
 )
 _PYTHON_PLACES = re.compile(
     r"(^|/)(pip\.conf|pip\.ini|uv\.toml|\.pypirc|\.pydistutils\.cfg|distutils\.cfg)$|/run/secrets(/|$)"
+    r"|/etc/(xdg/)?(pip|uv)(/|$)|(^|/)(\.config/|\.)(pip|uv)(/|$)"
 )
 
 
@@ -140,7 +142,7 @@ def apt_source(run: Run, _: Sheet) -> bool:
         plain = {word.partition("=")[0] for word in command.arguments}
         if {"-c", "--config-file"} & plain or any(_UNSIGNED.fullmatch(word) for word in command.arguments):
             return True
-    if any(own.text.startswith("APT_CONFIG=") for own in (*command.via, *command.words)):
+    if any(name == "APT_CONFIG" for name, _ in assigned(command)):
         return True
     return any(_steers_apt(text, run.step) for text in _said(command)) or _writes(command, _APT_PLACES)
 
@@ -198,6 +200,12 @@ def placed(sheet: Sheet) -> Iterator[tuple[Step, str, bool]]:
                         yield step, file, True
                     elif _PYTHON_PLACES.search(file):
                         yield step, file, False
+            for mount in mounts(step) if step.instruction.keyword == "RUN" else ():
+                over = normpath(mount.target or "x")
+                if mount.kind != "secret" and (_APT_PLACES.search(over) or over in {"/", "/etc"}):
+                    yield step, over, True
+                elif mount.kind != "secret" and _PYTHON_PLACES.search(over):
+                    yield step, over, False
         folders[stage.index] = folder
 
 

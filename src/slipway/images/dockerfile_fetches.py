@@ -18,7 +18,7 @@ FETCHERS = frozenset({
     "debootstrap", "mmdebstrap",
 })  # fmt: skip
 _SCRIPTED = re.compile(
-    r"python[\d.]*|pypy[\d.]*|perl[\d.]*|ruby[\d.]*|node|nodejs|deno|php[\d.]*|lua[\d.]*|luajit|Rscript|tclsh[\d.]*|expect"
+    r"python[\d.]*[a-z]?|pypy[\d.]*|perl[\d.]*|ruby[\d.]*|node|nodejs|deno|php[\d.]*|lua[\d.]*|luajit|Rscript|tclsh[\d.]*|expect"
 )
 _NETWORK_CODE = re.compile(
     r"[a-z]+://|\burl(open|retrieve|lib\d?)\b|\b(requests|httpx|aiohttp|pycurl|socket|subprocess|ctypes|ensurepip|pty|runpy)\b"
@@ -94,9 +94,16 @@ def runs_what_it_reads(command: Command) -> bool:
     plain = [word for word in arguments if not word.startswith("-")]
     if program in {"source", "."}:
         return bool(plain) and (plain[0].startswith("<(") or (command.reads_pipe and bool(_STDIN.fullmatch(plain[0]))))
+    if program == "make" and command.reads_pipe:
+        return any(re.fullmatch(r"(-[a-zA-Z]*f|--(make)?file=)?(-|/dev/stdin|/dev/fd/0)", word) for word in arguments)
+    if program in {"parallel", "sem", "at", "batch", "crontab"}:
+        # Without words of their own they run the lines that they read.
+        return command.reads_pipe and all(word.startswith("-") for word in arguments)
     if program not in INTERPRETERS:
         return False
-    fed = command.reads_pipe or any(kind == "<<<" or target.text.startswith("<(") for kind, target in command.redirects)
+    fed = command.reads_pipe or any(
+        kind in {"<<<", "<&"} or target.text.startswith("<(") for kind, target in command.redirects
+    )
     return (fed and not names_script(command)) or _made_script(command)
 
 

@@ -14,7 +14,7 @@ from slipway.images.shell_wrappers import names
 _MANAGERS: dict[str, frozenset[str]] = {
     # program → its words that install; an empty set: every use of it.
     "npx": frozenset(), "yarn": frozenset(), "pnpm": frozenset(), "bun": frozenset(), "bunx": frozenset(),
-    "corepack": frozenset(),
+    "corepack": frozenset(), "nala": frozenset(), "apt-fast": frozenset(), "gdebi": frozenset(), "tasksel": frozenset(),
     "go": frozenset({"install", "get"}),
     "conda": frozenset(), "mamba": frozenset(), "micromamba": frozenset(),
     "apk": frozenset({"add", "upgrade"}),

@@ -63,7 +63,7 @@ class _Given:
 def python_words(command: Command) -> tuple[str, ...]:
     """The words of `pip …` or `uv …`, "pip" or "uv" first, however it was called; empty for another command."""
     words: tuple[str, ...] = (command.program, *command.arguments)
-    if re.fullmatch(r"(python|pypy)[\d.]*", words[0]):
+    if re.fullmatch(r"(python|pypy)[\d.]*[a-z]?", words[0]):
         words = module_words(words[1:])
         if words[0].partition(".")[0] in _RUN_MODULES:
             found = (index for index, word in enumerate(words) if index and _is_pip(word.rpartition("/")[2]))
@@ -74,7 +74,7 @@ def python_words(command: Command) -> tuple[str, ...]:
 
 
 def _is_pip(name: str) -> bool:
-    return bool(re.fullmatch(r"pip[\d.]*|pip(\.[_a-z]\w*)+", name))
+    return bool(re.fullmatch(r"pip-?[\d.]*|pip(\.[_a-z]\w*)+", name))
 
 
 def module_words(arguments: Sequence[str]) -> tuple[str, ...]:

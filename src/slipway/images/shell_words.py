@@ -41,8 +41,10 @@ def exec_form(argv: tuple[str, ...]) -> list[Command]:
     return list(_unwrapped([Word(word, 0) for word in argv], Command((), 0), 0))
 
 
-def _commands(script: str, base: int, fixed: int | None, within: str, depth: int) -> Iterator[Command]:
-    """`base` is added to offsets; where the script was quoted text, `fixed` replaces them."""
+def _commands(
+    script: str, base: int, fixed: int | None, within: str, depth: int, *, piped: bool = False
+) -> Iterator[Command]:
+    """`base` is added to offsets; where the script was quoted text, `fixed` replaces them. `piped`: all of it reads a pipe."""
     if depth > _MAX_DEPTH:
         yield Command((), fixed if fixed is not None else base, within=within, unreadable="commands nested too deep")
         return
@@ -52,7 +54,7 @@ def _commands(script: str, base: int, fixed: int | None, within: str, depth: int
 
     gathered: list[Word] = []
     redirects: list[tuple[str, Word]] = []
-    groups = _Groups()
+    groups = _Groups(piped, [("", True)] if piped else [])
     for kind, value, word in _tokens(script):
         if kind == "word":
             gathered.append(
@@ -105,7 +107,7 @@ def _one(gathered: list[Word], frame: Command, fixed: int | None, depth: int) ->
     name = found[0].program if found else ""
     for word in (*gathered, *(target for _, target in frame.redirects)):
         for inner, at in word.scripts:
-            yield from _commands(inner, at, fixed, name, depth + 1)
+            yield from _commands(inner, at, fixed, name, depth + 1, piped=word.text.startswith(">("))
 
 
 def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Command]:
@@ -126,17 +128,17 @@ def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Com
     command = replace(command, unreadable=_unclear(command))
     yield command
     for text, place in texts_of(command):
-        yield from _commands(text, place, place, command.within, depth + 1)
+        yield from _commands(text, place, place, command.within, depth + 1, piped=command.reads_pipe)
     if command.program == "find":
         for part in _executed(rest):
-            yield from _unwrapped(part, Command((), part[0].offset, within="find"), depth)
+            yield from _unwrapped(part, Command((), part[0].offset, command.reads_pipe, within="find"), depth)
     if command.program in LOOSE:
         for index in range(1, min(len(rest), _MAX_LOOSE)):
             if not rest[index].text.startswith("-"):
                 inner = replace(frame, words=tuple(rest[index:]), offset=rest[index].offset, via=tuple(rest[:index]))
                 yield inner
                 for text, place in texts_of(inner):
-                    yield from _commands(text, place, place, command.program, depth + 1)
+                    yield from _commands(text, place, place, command.program, depth + 1, piped=command.reads_pipe)
 
 
 def _executed(words: list[Word]) -> Iterator[list[Word]]:

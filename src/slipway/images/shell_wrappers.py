@@ -93,6 +93,8 @@ def own_words(words: Sequence[str], start: int) -> int:
     last = len(words) - 1
     if not name or start >= last:
         return 0
+    if name == "command" and re.match(r"-p?[vV]", words[start + 1]):
+        return 0
     if name == "runuser" and not any(re.match(r"-\w*u|--user", word) for word in words[start + 1 : start + 8]):
         return 0
     at = start + 1
