@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -206,6 +208,8 @@ PIECES = st.sampled_from([
     "EOF", "--from=", "--mount=from=", "curl", "pip install", "apt-get install", "git clone", "| sh", "$(", ")", "`", "'",
     '"', "${", "}", "$X", "[", "]", "{", "&&", ";", "<", ">", "<<<", "<(", "debian", f"debian@{ONE}", "x=y", "-", "é",
     "\r", "\x0c", "\\\"", "<<'E F'", "<<-", "\xa0", "case x in x)",
+    "env -S", "xargs -I", "sed e", "--mount=target=/x", "--mount=type=secret,id=", "set --", "$@", "apt-get -o Dir::x=", "trap",
+    "alias x=", "su -s", "git -c", "npm", "-r", "PIP_X=", "find -exec", "-m", "python3", "awk '/|", "WORKDIR /etc", ">(", "bwrap",
 ])  # fmt: skip
 
 
@@ -218,9 +222,16 @@ def test_any_text_can_be_linted(text: str) -> None:
         assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1
 
 
+SHELLS_IN_SHELLS = functools.reduce(lambda inner, _: f"bwrap {'sh ' * 30}-c {shlex.quote(inner)}", range(4), "curl x")
+
+
 @pytest.mark.parametrize(
-    "text", ["${" * 3000, "$(" * 3000, "`" * 3001, "(" * 3000, "sh -c " * 500, '"' * 3001, "[" * 3000, "env " * 3000]
-)
+    "text",
+    [
+        "${" * 3000, "$(" * 3000, "`" * 3001, "(" * 3000, "sh -c " * 500, '"' * 3001, "[" * 3000, "env " * 3000,
+        SHELLS_IN_SHELLS, "sed -e " * 900, "find / -exec sh -c " * 900, "alias x=" * 900,
+    ],
+)  # fmt: skip
 def test_deep_nesting_neither_crashes_nor_hangs(text: str) -> None:
     assert isinstance(problems(f"FROM debian\nRUN {text}\n", ALLOWED), tuple)
 

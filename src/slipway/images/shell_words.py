@@ -127,18 +127,21 @@ def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Com
     command = replace(frame, words=tuple(rest), offset=place, via=tuple(via))
     command = replace(command, unreadable=_unclear(command))
     yield command
-    for text, place in texts_of(command):
+    inner = list(_loose(command)) if command.program in LOOSE else []
+    yield from inner
+    # A text that several of them may run is read once.
+    for text, place in dict.fromkeys(text for one in (command, *inner) for text in texts_of(one)):
         yield from _commands(text, place, place, command.within, depth + 1, piped=command.reads_pipe)
     if command.program == "find":
         for part in _executed(rest):
             yield from _unwrapped(part, Command((), part[0].offset, command.reads_pipe, within="find"), depth)
-    if command.program in LOOSE:
-        for index in range(1, min(len(rest), _MAX_LOOSE)):
-            if not rest[index].text.startswith("-"):
-                inner = replace(frame, words=tuple(rest[index:]), offset=rest[index].offset, via=tuple(rest[:index]))
-                yield inner
-                for text, place in texts_of(inner):
-                    yield from _commands(text, place, place, command.program, depth + 1, piped=command.reads_pipe)
+
+
+def _loose(command: Command) -> Iterator[Command]:
+    """What a program may run of whose words it is not known which are its own: each of them, to the end."""
+    for index, word in enumerate(command.words[1:_MAX_LOOSE], start=1):
+        if not word.text.startswith("-") and word.text not in LOOSE:
+            yield replace(command, words=command.words[index:], offset=word.offset, via=(), redirects=())
 
 
 def _executed(words: list[Word]) -> Iterator[list[Word]]:
