@@ -15,10 +15,10 @@ FETCHERS = frozenset({
     "svn", "hg", "bzr", "fossil", "scalar", "nc", "ncat", "netcat", "socat", "telnet", "ssh", "autossh", "tftp", "w3m", "links",
     "elinks", "hf", "huggingface-cli", "modelscope", "gdown", "yt-dlp", "youtube-dl", "playwright", "aws", "gsutil", "gcloud",
     "az", "azcopy", "s3cmd", "s5cmd", "rclone", "gh", "glab", "ipfs", "kubectl", "helm", "ollama", "apt-helper",
-    "debootstrap", "mmdebstrap",
+    "debootstrap", "mmdebstrap", "sshfs", "curlftpfs", "mount.nfs", "mount.nfs4", "mount.cifs",
 })  # fmt: skip
 _SCRIPTED = re.compile(
-    r"python[\d.]*[a-z]?|pypy[\d.]*|perl[\d.]*|ruby[\d.]*|node|nodejs|deno|php[\d.]*|lua[\d.]*|luajit|Rscript|tclsh[\d.]*|expect"
+    r"python[\d.]*[a-z]?|pypy[\d.]*|perl[\d.]*|ruby[\d.]*|node|nodejs|deno|php[\d.]*|lua[\d.]*|luajit|Rscript|R|julia|tclsh[\d.]*|expect"
 )
 _NETWORK_CODE = re.compile(
     r"[a-z]+://|\burl(open|retrieve|lib\d?)\b|\b(requests|httpx|aiohttp|pycurl|socket|subprocess|ctypes|ensurepip|pty|runpy)\b"
@@ -30,7 +30,7 @@ _NETWORK_CODE = re.compile(
     r"|\bimport\s+[\w., ]*,\s*(http|pip)\b"
     r"|\bos\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*)\b|\bpopen\b|\bsystem\b|\b(HTTP|LWP|Net|IO)::"
     r"|\bTCPSocket\b|open-uri|net/http|\bfetch\(|\bexec\b|\beval\b|__import__|import_module|child_process"
-    r"|/dev/(tcp|udp)/|/inet/|\bcurl\b|\bwget\b",
+    r"|install\.packages|\b(remotes|pak)::|\bPkg\.|/dev/(tcp|udp)/|/inet/|\bcurl\b|\bwget\b",
     re.IGNORECASE,
 )
 """What code says that reaches a network, or runs what it puts together; names alone, as far as names tell."""
@@ -62,6 +62,19 @@ _ONLY_SAY = frozenset({
     "su", "trap", "script", "uv", "apt-key", "add-apt-repository", "alias",
 })  # fmt: skip
 """Programs that may be told a URL: they fetch nothing by it, or are judged by their own rule."""
+_AWK = re.compile(r"([gmn]|original-)?awk")
+_LETTERS = {
+    "python": ("cm", "WX"),
+    "perl": ("eE", "IC"),
+    "ruby": ("e", "rI"),
+    "node": ("ep", "rC"),
+    "php": ("rfBRF", "dcz"),
+    "lua": ("e", "l"),
+    "tclsh": ("", ""),
+    "expect": ("cf", "d"),
+}
+"""The letters of an interpreter's options that give it code, and those with another value."""
+_FILE_FROM_STDIN = re.compile(r"(^| )(-[a-zA-Z]*f ?|--\w*file[= ])(-|/dev/stdin|/dev/fd/0)( |$)")
 _STDIN = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/[^/]+/fd/\d+")
 
 
@@ -77,33 +90,57 @@ INTERPRETERS = _Interpreters()
 
 def names_script(command: Command) -> bool:
     """Whether an interpreter is told what to run by its arguments, so that its stdin is data."""
-    options = [word for word in command.arguments if word.startswith("-") and word != "-"]
-    others = [word for word in command.arguments if not word.startswith("-")]
-    # `sh -s -- args`, `python3 -` and `sh /dev/stdin` read the script from stdin though arguments follow.
-    reads_stdin = (
-        "-" in command.arguments
-        or any(_STDIN.fullmatch(word) for word in others[:1])
-        or (command.program in SHELLS and any(re.fullmatch(r"-[a-z]*s", word) for word in options))
-    )
-    return not reads_stdin and bool(others or any(re.match(r"-[a-zA-Z]*[cem]$", word) for word in options))
+    shell = command.program in SHELLS
+    code, valued = _LETTERS.get(_language(command), ("c", "oO") if shell else ("e", ""))
+    rest = iter(command.arguments)
+    for word in rest:
+        if word == "--":
+            continue
+        if word == "-" or not word.startswith(("-", "+")):
+            return word != "-" and not _STDIN.fullmatch(word)
+        if word.startswith("--"):
+            if re.fullmatch(r"--(eval|print|run|command)(=.*)?", word, re.DOTALL):
+                return True
+            if word in {"--rcfile", "--init-file", "--require", "--import"}:
+                next(rest, "")
+            continue
+        for index, letter in enumerate(word[1:], start=2):
+            if letter in code:
+                return True
+            # `sh -s -- args` reads the script from stdin though arguments follow.
+            if shell and letter == "s":
+                return False
+            if letter in valued:
+                if index == len(word):
+                    next(rest, "")
+                break
+    return False
+
+
+def _language(command: Command) -> str:
+    """The language of an interpreter, whatever its version."""
+    name = re.sub(r"[\d.]+[a-z]?$", "", command.program)
+    return {"nodejs": "node", "deno": "node", "pypy": "python", "luajit": "lua"}.get(name, name)
 
 
 def runs_what_it_reads(command: Command) -> bool:
     """Whether an interpreter takes its script from a pipe, a here-string, `<(…)` or the words that xargs makes."""
-    program, arguments = command.program, command.arguments
+    program, arguments, fed = command.program, command.arguments, command.reads_pipe
     plain = [word for word in arguments if not word.startswith("-")]
     if program in {"source", "."}:
-        return bool(plain) and (plain[0].startswith("<(") or (command.reads_pipe and bool(_STDIN.fullmatch(plain[0]))))
-    if program == "make" and command.reads_pipe:
-        return any(re.fullmatch(r"(-[a-zA-Z]*f|--(make)?file=)?(-|/dev/stdin|/dev/fd/0)", word) for word in arguments)
-    if program in {"parallel", "sem", "at", "batch", "crontab"}:
+        return bool(plain) and (plain[0].startswith("<(") or (fed and bool(_STDIN.fullmatch(plain[0]))))
+    if fed and (program in {"make", "sed", "ed", "ex"} or _AWK.fullmatch(program)):
+        return bool(_FILE_FROM_STDIN.search(" ".join(arguments)))
+    if fed and program in {"parallel", "sem", "at", "batch", "crontab"}:
         # Without words of their own they run the lines that they read.
-        return command.reads_pipe and all(word.startswith("-") for word in arguments)
+        return program == "at" or all(word.startswith("-") for word in arguments)
+    if fed and (
+        program in {"su", "newgrp", "sg", "script", "runuser"} or (command.via and re.match(r"-[sil]", program))
+    ):
+        return not any(re.fullmatch(r"-[a-zA-Z]*c|--command(=.*)?", word, re.DOTALL) for word in arguments)
     if program not in INTERPRETERS:
         return False
-    fed = command.reads_pipe or any(
-        kind in {"<<<", "<&"} or target.text.startswith("<(") for kind, target in command.redirects
-    )
+    fed = fed or any(kind in {"<<<", "<&"} or target.text.startswith("<(") for kind, target in command.redirects)
     return (fed and not names_script(command)) or _made_script(command)
 
 
@@ -135,7 +172,7 @@ def downloads(run: Run, _: Sheet) -> bool:
         return True
     if any(_BUILT_SOCKET.match(word.text) for kind, word in command.redirects if "<" in kind):
         return True
-    if re.fullmatch(r"([gmn]|original-)?awk|busybox-awk", command.program):
+    if _AWK.fullmatch(command.program):
         return any(awk_runs(text) for text in command.arguments if not text.startswith("-"))
     if command.program == "sed" and "" in sed_commands(command.arguments):
         return True
@@ -159,7 +196,11 @@ def _asks_a_server(command: Command) -> bool:
 
 def _renames(command: Command) -> bool:
     """Whether a program that fetches gets another name, under which nobody would know it."""
-    sources = command.arguments[:-1] if command.program in {"cp", "ln", "mv", "install", "link"} else ()
+    sources: tuple[str, ...] = ()
+    if command.program in {"cp", "ln", "mv", "install", "link"}:
+        sources = command.arguments[:-1]
+    elif command.program in {"hash", "dd"} or (command.program == "cat" and command.redirects):
+        sources = command.arguments
     return any(word.rpartition("/")[2] in FETCHERS and "bin/" in word for word in sources)
 
 
@@ -173,15 +214,15 @@ def awk_runs(text: str) -> bool:
 
 def _inline_code(command: Command) -> bool:
     """Whether a language is given code, or a module, that reaches the network."""
-    language = re.sub(r"[\d.]+$", "", command.program)
+    language = _language(command)
     if not (_SCRIPTED.fullmatch(command.program) or language == "make") or python_words(command):
         return False
-    if language in {"python", "pypy"}:
+    if language == "python":
         module = module_words(command.arguments)[0]
         named = re.search(r"(^| )-[a-zA-Z]*m", " ".join(command.arguments))
         if named and (module.partition(".")[0] in _NETWORK_MODULES or _NETWORK_CODE.search(module)):
             return module not in _SERVING_MODULES
     if not any(_INLINE.fullmatch(word) or re.match(r"-[a-zA-Z]*[ceErM]", word) for word in command.arguments):
         return False
-    own = _CODE_OF.get({"nodejs": "node", "deno": "node"}.get(language, language))
+    own = _CODE_OF.get(language)
     return any(_NETWORK_CODE.search(word) or (own and own.search(word)) for word in command.arguments)

@@ -22,6 +22,14 @@ _MANAGERS: dict[str, frozenset[str]] = {
     "snap": frozenset(), "flatpak": frozenset(), "brew": frozenset(), "nix-env": frozenset(),
     "cpan": frozenset(), "cpanm": frozenset(), "luarocks": frozenset(),
     "pipx": frozenset(), "poetry": frozenset(), "pdm": frozenset(), "easy_install": frozenset(), "uvx": frozenset(),
+    "pipenv": frozenset(), "hatch": frozenset(), "tox": frozenset(), "nox": frozenset(), "pip-sync": frozenset(),
+    "pip-compile": frozenset(), "pyproject-build": frozenset(), "rye": frozenset(), "pixi": frozenset(),
+    "pyenv": frozenset({"install"}), "deno": frozenset({"install", "add", "cache"}),
+    "bundle": frozenset({"install", "update", "add"}), "composer": frozenset({"install", "update", "require"}),
+    "mvn": frozenset(), "gradle": frozenset(), "opam": frozenset(), "cabal": frozenset(), "mix": frozenset(),
+    "conan": frozenset(), "vcpkg": frozenset(), "spack": frozenset(), "guix": frozenset(), "nix": frozenset(),
+    "nix-shell": frozenset(), "asdf": frozenset(), "mise": frozenset(), "nvm": frozenset(), "fnm": frozenset(),
+    "podman": frozenset(), "buildah": frozenset(), "nerdctl": frozenset(), "regctl": frozenset(),
     "docker": frozenset(), "skopeo": frozenset(), "oras": frozenset(), "crane": frozenset(),
 }  # fmt: skip
 
@@ -60,6 +68,8 @@ def other_manager(run: Run, _: Sheet) -> bool:
         before = ("", *command.arguments)
         plain = [word for last, word in pairwise(before) if not word.startswith("-") and last not in valued]
         return bool(plain) and plain[0] not in _HARMLESS[command.program]
+    if command.program == "go" and any("@" in word for word in words):
+        return True
     if command.program in _MANAGERS:
         verbs = _MANAGERS[command.program]
         return not verbs or bool(verbs & words)

@@ -39,6 +39,10 @@ _INDEX = names(
 _REQUIREMENTS = {"-r", "--requirement", "--requirements"}
 _CONSTRAINTS = {"-c", "-b", "--constraint", "--constraints", "--build-constraint", "--build-constraints"}
 _EDITABLE = {"-e", "--editable"}
+_PYTHON = r"(python|pypy)[\d.]*[a-z]?"
+_INSTALLING_MODULES = names(
+    "pipx poetry pdm hatch flit pipenv piptools conda cibuildwheel tox nox maturin easy_install"
+)
 _RUN_MODULES = names(
     "runpy cProfile profile trace pdb coverage debugpy viztracer scalene pyinstrument memory_profiler line_profiler kernprof "
     "torch multiprocessing"
@@ -63,7 +67,7 @@ class _Given:
 def python_words(command: Command) -> tuple[str, ...]:
     """The words of `pip …` or `uv …`, "pip" or "uv" first, however it was called; empty for another command."""
     words: tuple[str, ...] = (command.program, *command.arguments)
-    if re.fullmatch(r"(python|pypy)[\d.]*[a-z]?", words[0]):
+    if re.fullmatch(_PYTHON, words[0]):
         words = module_words(words[1:])
         if words[0].partition(".")[0] in _RUN_MODULES:
             found = (index for index, word in enumerate(words) if index and _is_pip(word.rpartition("/")[2]))
@@ -111,7 +115,19 @@ def is_python_install(command: Command) -> bool:
         return bool({"sync", "add", "tool", "run", "x", "python", "lock", "self", "build"} & given)
     if "--upgrade-deps" in command.arguments:
         return True
-    return command.program in {"pipx", "uvx", "poetry", "easy_install"} or "setup.py" in command.arguments
+    return command.program in {"pipx", "uvx", "poetry", "easy_install"} or _builds(command)
+
+
+def _builds(command: Command) -> bool:
+    """Whether a project is built by its setup.py, or by a module that fetches what it is built with."""
+    if any(word.rpartition("/")[2] == "setup.py" for word in (command.program, *command.arguments)):
+        return True
+    if not re.fullmatch(_PYTHON, command.program):
+        return False
+    module = module_words(command.arguments)[0]
+    if module == "build":
+        return not {"-n", "--no-isolation"} & set(command.arguments)
+    return module.partition(".")[0] in _INSTALLING_MODULES
 
 
 def _own_pythons(words: tuple[str, ...]) -> bool:
@@ -127,7 +143,7 @@ def python_unlocked(run: Run, sheet: Sheet) -> bool:
         return False
     if not words:
         # setup.py, `venv --upgrade-deps`; other managers have their own rule.
-        return bool({"setup.py", "--upgrade-deps"} & set(run.command.arguments))
+        return "--upgrade-deps" in run.command.arguments or _builds(run.command)
     given = _given(words)
     verbs = [word for word in given.plain if word in {"install", "sync", "download", "wheel"}]
     if not verbs or (words[0] == "uv" and "pip" not in given.plain):
