@@ -119,7 +119,7 @@ def _from_list(command: Command) -> list[str]:
 
 def _brought_in(files: Sequence[str], run: Run, sheet: Sheet) -> bool:
     """Whether all `files` stand where ADD, COPY or a bind mount of this RUN has put inputs of the lock."""
-    places = [step.instruction.text.split()[-1] for _, step in sheet.steps("ADD", "COPY")]
+    places = [*sheet.brought]
     for flag in run.step.instruction.flags:
         fields = mount_fields(flag)
         found = fields.get("target") or fields.get("dst") or fields.get("destination")

@@ -50,8 +50,10 @@ def mounts(step: Step) -> tuple[Mount, ...]:
 def _mount(step: Step, fields: dict[str, str]) -> Mount:
     def field(*names: str) -> str | None:
         given = [fields[name] for name in names if name in fields]
-        # Two names for one field: which of them holds is nothing to guess.
-        return step.value(given[0]) if len(given) == 1 else None if given else ""
+        if not given:
+            return ""
+        # Two names for one field, or quotes within quotes: which of them holds is nothing to guess.
+        return None if len(given) > 1 or re.search(r"[\"'\\]", given[0]) else step.value(given[0])
 
     kind = field("type")
     target = field("target", "dst", "destination")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from slipway.images.allowed import AllowedInputs
 from slipway.images.dockerfile_reader import Dockerfile, Fault, Heredoc, Instruction, Place
@@ -116,10 +117,19 @@ class Sheet:
 
     def steps(self, *keywords: str) -> Iterator[tuple[Stage | None, Step]]:
         """Every instruction with one of `keywords`, in file order; the stage is None before the first FROM."""
-        everything: list[tuple[Stage | None, Step]] = [(None, step) for step in self.before]
-        for stage in self.stages:
-            everything += [(stage, stage.start), *((stage, step) for step in stage.steps)]
-        return ((stage, step) for stage, step in everything if step.instruction.keyword in keywords)
+        return ((stage, step) for stage, step in self._everything if step.instruction.keyword in keywords)
+
+    @cached_property
+    def _everything(self) -> tuple[tuple[Stage | None, Step], ...]:
+        inside = ((stage, step) for stage in self.stages for step in (stage.start, *stage.steps))
+        return (*((None, step) for step in self.before), *inside)
+
+    @cached_property
+    def brought(self) -> tuple[str, ...]:
+        """Where ADD and COPY put things."""
+        return tuple(
+            step.instruction.text.split()[-1] for _, step in self.steps("ADD", "COPY") if step.instruction.text
+        )
 
     def only_options(self, run: Run) -> bool:
         """Whether `"$@"` in the instruction of `run` can be options only."""
