@@ -36,13 +36,13 @@ _NETWORK_CODE = re.compile(
 """What code says that reaches a network, or runs what it puts together; names alone, as far as names tell."""
 _CODE_OF = {
     "perl": re.compile(r"`|^-\w*M(IO|LWP|Net|HTTP|Socket|File::Fetch)\b|\bqx\b|\bopen\b[^;]*\|"),
-    "ruby": re.compile(r"`|%x|\bopen\b\s*\(?\s*['\"]\|"),
+    "ruby": re.compile(r"`|%x|^-\w*r(socket|net|open|http)|\bopen\b\s*\(?\s*['\"]\|"),
     "php": re.compile(
         r"`|\b(readfile|file_get_contents|fopen|copy|fsockopen|curl_\w+|shell_exec|passthru|proc_open)\s*\("
     ),
     # A module by a name of its own, or of the project, is what most such lines want.
     "node": re.compile(
-        r"\brequire\s*\((?!\s*['\"](\.{0,2}/|(node:)?(assert|buffer|crypto|fs|module|os|path|process|url|util|zlib)['\"]))"
+        r"\b(?:require|import)\s*\((?!\s*['\"](\.{0,2}/|(node:)?(assert|buffer|crypto|fs|module|os|path|process|url|util|zlib)['\"]))"
     ),
     "tclsh": re.compile(r"\bsocket\b|\bexec\b|\bopen\b[^;]*\|"),
 }
@@ -201,7 +201,10 @@ def _renames(command: Command) -> bool:
         sources = command.arguments[:-1]
     elif command.program in {"hash", "dd"} or (command.program == "cat" and command.redirects):
         sources = command.arguments
-    return any(word.rpartition("/")[2] in FETCHERS and "bin/" in word for word in sources)
+    asked = (re.search(r"(?:\bwhich|-[vpP])\s+([\w.-]+)", word) for word in sources if "$(" in word or "`" in word)
+    return any(found and found[1] in FETCHERS for found in asked) or any(
+        word.rpartition("/")[2] in FETCHERS and "bin/" in word for word in sources
+    )
 
 
 def awk_runs(text: str) -> bool:

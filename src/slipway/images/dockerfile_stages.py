@@ -14,7 +14,7 @@ from slipway.images.allowed import AllowedInputs
 from slipway.images.dockerfile_reader import Dockerfile, Fault, Heredoc, Instruction, Place
 from slipway.images.dockerfile_words import Unclear, split, substituted
 from slipway.images.shell_texts import Command, Word
-from slipway.images.shell_words import commands, exec_form
+from slipway.images.shell_words import commands, exec_form, substituted_commands
 from slipway.images.shell_wrappers import SHELLS
 
 AUTOMATIC_ARGS = frozenset(
@@ -333,6 +333,9 @@ def _runs(stage: Stage, step: Step, mentions: _Mentions) -> Iterator[Run]:
             says = owner.program in {"cat", "tee"}
             if not says or mentions.run_later([*_written(owner), *owner.arguments], own=1):
                 yield from _body(stage, step, heredoc, "" if says else owner.program)
+            if owner.words and not heredoc.quoted:
+                for command in substituted_commands(heredoc.body):
+                    yield Run(stage, step, command, heredoc.at(command.offset))
     elif instruction.keyword in {"COPY", "ADD"} and instruction.heredocs:
         to = instruction.text.split()[-1]
         for heredoc in instruction.heredocs:
@@ -364,6 +367,4 @@ def _body(stage: Stage, step: Step, heredoc: Heredoc, program: str) -> Iterator[
         yield Run(stage, step, Command(code, 0), Place(heredoc.line, 1))
     if program in SHELLS | {"", "make", "xargs"}:
         for command in commands(heredoc.body):
-            up_to = heredoc.body[: command.offset]
-            place = Place(heredoc.line + up_to.count("\n"), len(up_to) - up_to.rfind("\n"))
-            yield Run(stage, step, command, place)
+            yield Run(stage, step, command, heredoc.at(command.offset))

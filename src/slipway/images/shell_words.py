@@ -36,6 +36,19 @@ def heredocs(script: str) -> list[tuple[str, str]]:
     ]
 
 
+def substituted_commands(text: str) -> list[Command]:
+    """The commands that the shell runs in the body of a heredoc, to put what they print in their place."""
+    found: list[Command] = []
+    for script, at in _inside_braces(text, 0, len(text)):
+        first = at - (2 if text[at - 2 : at] == "$(" else 1)
+        escapes = 0
+        while first > escapes and text[first - escapes - 1] == "\\":
+            escapes += 1
+        if escapes % 2 == 0:
+            found += _commands(script, at, None, "", 1)
+    return found
+
+
 def exec_form(argv: tuple[str, ...]) -> list[Command]:
     """The commands of an exec form: the words themselves, and what they run in turn. All offsets are 0."""
     return list(_unwrapped([Word(word, 0) for word in argv], Command((), 0), 0))
