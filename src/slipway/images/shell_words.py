@@ -68,6 +68,7 @@ def _commands(
     gathered: list[Word] = []
     redirects: list[tuple[str, Word]] = []
     groups = _Groups(piped, [("", True)] if piped else [])
+    cases = _Cases()
     for kind, value, word in _tokens(script):
         if kind == "word":
             gathered.append(
@@ -80,10 +81,38 @@ def _commands(
             target = Word(word.text, offset(word.offset), tuple((inner, offset(at)) for inner, at in word.scripts))
             redirects.append((value, target))
             continue
+        texts = [one.text for one in gathered]
+        pattern = cases.is_pattern(texts, value)
+        if pattern:
+            # What it substitutes is run, the rest is not.
+            gathered.insert(0, Word("case", offset(word.offset)))
         frame = Command((), offset(word.offset), groups.reads_pipe, tuple(redirects), within=within)
         yield from _one(gathered, frame, fixed, depth)
-        groups.after([word.text for word in gathered], value, empty=not gathered and not redirects)
+        if not pattern:
+            # What parts the patterns of a `case` is no pipe.
+            operator = ";" if texts[:1] == ["case"] and value == "|" else value
+            groups.after(texts, operator, empty=not gathered and not redirects)
+        cases.after(texts, value)
         gathered, redirects = [], []
+
+
+@dataclass
+class _Cases:
+    """Whether the next words are a pattern of a `case`, and no command."""
+
+    _expected: bool = False
+
+    def is_pattern(self, words: list[str], operator: str) -> bool:
+        """Whether `words` before `operator` are one."""
+        return self._expected and operator in {"|", "(", ")"} and words[:1] != ["esac"]
+
+    def after(self, words: list[str], operator: str) -> None:
+        """Take in what stands before `operator`."""
+        if self.is_pattern(words, operator):
+            self._expected = operator != ")"
+            return
+        first = operator == "|" and words[:1] == ["case"]
+        self._expected = first or operator in {";;", ";&", ";;&"} or (self._expected and operator == "\n" and not words)
 
 
 @dataclass
