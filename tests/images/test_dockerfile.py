@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,8 +33,8 @@ ALLOWED = AllowedInputs(
     commits=(GitCommit("https://git.example/sgl-project/sglang.git", SHA),),
     build_args={"BASE": f"debian@{ONE}", "VERSION": "1.0"},
     debs=("curl=8.14.1-2", "git=1:2.47.3-0+deb13u1"),
-    python_locks=("python.lock",),
-    deb_lists=("debs.list",),
+    python_locks=("locked/python.lock",),
+    deb_lists=("locked/debs.list",),
 )
 CASES: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
     (Path(__file__).resolve().parent.parent / "data" / "dockerfile_cases.yaml").read_text()
@@ -170,8 +172,8 @@ def test_the_dockerfiles_of_this_repository_keep_to_a_lock(path: Path) -> None:
     allowed = AllowedInputs(
         images=(f"debian@{ONE}",),
         build_args={"BASE": f"debian@{ONE}", "ENGINE_VERSION": "1", "SOURCE_DATE_EPOCH": "1"},
-        python_locks=("requirements.txt", "uv.txt"),
-        deb_lists=("debs.txt",),
+        python_locks=("locked/requirements.txt", "locked/uv.txt"),
+        deb_lists=("locked/debs.txt",),
     )
     assert problems(path.read_text(), allowed) == ()
 
@@ -211,6 +213,8 @@ PIECES = st.sampled_from([
     "EOF", "--from=", "--mount=from=", "curl", "pip install", "apt-get install", "git clone", "| sh", "$(", ")", "`", "'",
     '"', "${", "}", "$X", "[", "]", "{", "&&", ";", "<", ">", "<<<", "<(", "debian", f"debian@{ONE}", "x=y", "-", "é",
     "\r", "\x0c", "\\\"", "<<'E F'", "<<-", "\xa0", "case x in x)",
+    "env -S", "xargs -I", "sed e", "--mount=target=/x", "--mount=type=secret,id=", "set --", "$@", "apt-get -o Dir::x=", "trap",
+    "alias x=", "su -s", "git -c", "npm", "-r", "PIP_X=", "find -exec", "-m", "python3", "awk '/|", "WORKDIR /etc", ">(", "bwrap",
 ])  # fmt: skip
 
 
@@ -223,11 +227,25 @@ def test_any_text_can_be_linted(text: str) -> None:
         assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1
 
 
+SHELLS_IN_SHELLS = functools.reduce(lambda inner, _: f"bwrap {'sh ' * 30}-c {shlex.quote(inner)}", range(4), "curl x")
+
+
 @pytest.mark.parametrize(
-    "text", ["${" * 3000, "$(" * 3000, "`" * 3001, "(" * 3000, "sh -c " * 500, '"' * 3001, "[" * 3000, "env " * 3000]
-)
+    "text",
+    [
+        "${" * 3000, "$(" * 3000, "`" * 3001, "(" * 3000, "sh -c " * 500, '"' * 3001, "[" * 3000, "env " * 3000,
+        SHELLS_IN_SHELLS, "sed -e " * 900, "find / -exec sh -c " * 900, "alias x=" * 900,
+    ],
+)  # fmt: skip
 def test_deep_nesting_neither_crashes_nor_hangs(text: str) -> None:
     assert isinstance(problems(f"FROM debian\nRUN {text}\n", ALLOWED), tuple)
+
+
+def test_what_find_runs_is_read_once_however_much_it_is() -> None:
+    for part in ("-exec rm {} ", "-exec rm {} ';' "):
+        found = commands(f"find / {part * 500}")
+        assert [command.program for command in found[1:]] == ["rm"] * 500
+        assert sum(len(command.words) for command in found) < 4000
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.sampled_from(["", " \\\n", "\\\n  # note\n\\\n", " && \\\n\n"]))

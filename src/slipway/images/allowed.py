@@ -37,8 +37,8 @@ class AllowedInputs:
     """Everything from outside that a build of one image may use.
 
     `images`: `name@sha256:…`, one per name under which it may be pulled (mirrors too). `build_args`: name → value, exactly
-    as the builder passes them. `debs`: `name=version`. `python_locks` and `deb_lists`: files of the build context by the
-    name that the Dockerfile uses; a path in the image counts by its last part.
+    as the builder passes them. `debs`: `name=version`. `python_locks` and `deb_lists`: paths in the build context; a RUN has
+    them only through a read-only bind mount.
 
     Raises: UsageError for an entry that pins nothing.
     """

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from slipway.images import dockerfile_words as words
 from slipway.images.shell_words import heredocs
@@ -66,11 +67,21 @@ class Flag:
 
 @dataclass(frozen=True)
 class Heredoc:
-    """The body of a `<<NAME`; `line` is that of its first line."""
+    """The body of a `<<NAME`; `line` is that of its first line. `quoted`: nothing in it is replaced."""
 
     name: str
     body: str
     line: int
+    quoted: bool
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(found.end() for found in re.finditer("\n", self.body))]
+
+    def at(self, offset: int) -> Place:
+        """Where the character at `offset` of the body stands in the file."""
+        index = bisect_right(self._starts, offset) - 1
+        return Place(self.line + index, offset - self._starts[index] + 1)
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,7 @@ class Instruction:
 
     def at(self, offset: int) -> Place:
         """Where the character at `offset` of `joined` stands in the file."""
-        index = max(bisect_right([piece[0] for piece in self.pieces], offset) - 1, 0)
+        index = max(bisect_right(self.pieces, offset, key=lambda piece: piece[0]) - 1, 0)
         begin, line, column = self.pieces[index]
         return Place(line, column + max(offset - begin, 0))
 
@@ -225,7 +236,7 @@ class _Reader:
             body.append(line)
         else:
             self._faults.append(Fault(instruction.place, f"the heredoc <<{mark.name[:40]} has no end"))
-        return Heredoc(mark.name, "\n".join(body), begin + 1)
+        return Heredoc(mark.name, "\n".join(body), begin + 1, mark.quoted)
 
 
 def _shell_marks(script: str) -> Iterator[words.Mark]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slipway.errors import UsageError
+from slipway.images import dockerfile_apt as apt
+from slipway.images import dockerfile_fetches as fetches
 from slipway.images import dockerfile_installs as installs
+from slipway.images import dockerfile_python as python
+from slipway.images import dockerfile_variables as variables
 from slipway.images import image_name
 from slipway.images.allowed import COMMIT, Download, pinned
-from slipway.images.dockerfile_reader import Flag, Place
+from slipway.images.dockerfile_locked import mount_fields
+from slipway.images.dockerfile_reader import Place
 from slipway.images.dockerfile_stages import AUTOMATIC_ARGS, EPOCH_ARG, Run, Sheet, Stage, Step, declared
 from slipway.images.image_gates import plain_uid
-from slipway.images.shell_words import SHELLS
+from slipway.images.shell_wrappers import SHELLS
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,16 @@ def _unreadable(sheet: Sheet) -> Iterator[Finding]:
     for run in sheet.runs:
         if run.command.unreadable:
             yield Finding(run.place, run.command.unreadable)
-        for own in (*run.command.via, *run.command.words):
-            if own.text.partition("=")[0] in installs.HIDING_VARIABLES and "=" in own.text:
+        for name, value in variables.assigned(run.command):
+            if variables.hides(name) or not re.fullmatch(r"\w+", name):
+                yield Finding(run.place, name if value is None else f"{name}={value}")
+        for own in run.command.words:
+            name, equals, _ = own.text.partition("=")
+            if equals and variables.hides(name):
                 yield Finding(run.place, own.text)
     for _, step in sheet.steps("ENV", "ARG"):
         for name, _, offset in declared(step.instruction):
-            if name in installs.HIDING_VARIABLES:
+            if variables.hides(name):
                 yield Finding(step.instruction.at(offset), name)
     for _, step in sheet.steps("SHELL"):
         text = " ".join(step.instruction.json_words() or ("",))
@@ -88,22 +96,10 @@ def _image_uses(sheet: Sheet) -> Iterator[_ImageUse]:
             yield _ImageUse(stage.start.instruction.at(at), words[0] if words else "", stage.base, stage)
     for current, step in sheet.steps("COPY", "ADD", "RUN"):
         for flag in step.instruction.flags:
-            name = flag.value if flag.name == "from" else _mount(flag).get("from", "")
+            name = flag.value if flag.name == "from" else mount_fields(flag).get("from", "")
             resolved = step.value(name)
             if name and (resolved is None or sheet.stage_called(resolved, current) is None):
                 yield _ImageUse(step.instruction.at(flag.offset), name, resolved, current)
-
-
-def _mount(flag: Flag) -> dict[str, str]:
-    if flag.name != "mount":
-        return {}
-    # BuildKit reads a mount as a line of CSV.
-    try:
-        fields = next(csv.reader([flag.value]), [])
-    except csv.Error:
-        return {"from": flag.value}
-    pairs = (part.partition("=") for part in fields)
-    return {key.lower(): value for key, _, value in pairs}
 
 
 def _unpinned_image(sheet: Sheet) -> Iterator[Finding]:
@@ -156,8 +152,8 @@ def _git(sheet: Sheet) -> Iterator[Finding]:
             if "?" in url or not COMMIT.fullmatch(commit) or not sheet.allowed.allows_commit(url, commit):
                 yield Finding(step.instruction.at(step.instruction.joined.find(text)), resolved)
     for run in sheet.runs:
-        if run.command.program == "git" and not installs.pinned_git(run.command, sheet.allowed):
-            yield Finding(run.place, " ".join(("git", *run.command.arguments)))
+        if installs.is_git(run.command) and not installs.pinned_git(run.command, sheet.allowed):
+            yield Finding(run.place, " ".join((run.command.program, *run.command.arguments)))
 
 
 def _add_checksum(sheet: Sheet) -> Iterator[Finding]:
@@ -178,10 +174,8 @@ def _add_checksum(sheet: Sheet) -> Iterator[Finding]:
 def _pipe_to_shell(sheet: Sheet) -> Iterator[Finding]:
     for run in (*sheet.runs, *sheet.starts):
         command = run.command
-        fed = command.reads_pipe or any(kind == "<<<" for kind, _ in command.redirects)
-        reads_script = command.program in installs.INTERPRETERS and not installs.names_script(command)
-        inside = command.within in SHELLS | {"eval", "source", "."} and command.program in installs.FETCHERS
-        if (fed and reads_script) or inside:
+        inside = command.within in SHELLS | {"eval", "source", "."} and command.program in fetches.FETCHERS
+        if fetches.runs_what_it_reads(command) or inside:
             yield Finding(run.place, " ".join((command.program, *command.arguments)))
 
 
@@ -198,17 +192,28 @@ def _each(test: Callable[[Run, Sheet], bool]) -> Callable[[Sheet], Iterator[Find
 
 def _python_index(sheet: Sheet) -> Iterator[Finding]:
     for run in sheet.runs:
-        for word in run.command.arguments if installs.is_python_install(run.command) else ():
-            if word.split("=")[0] in installs.MIXING_OPTIONS:
-                yield Finding(run.place, word)
-        exported = run.command.words[1:] if run.command.program in {"export", "declare"} else ()
-        for own in (*run.command.via, *exported):
-            if own.text.split("=")[0] in installs.MIXING_VARIABLES:
-                yield Finding(run.place, own.text)
+        for option in python.index_options(run):
+            yield Finding(run.place, option)
+        for name, value in variables.assigned(run.command):
+            if variables.steers_python(name, value, run.step):
+                yield Finding(run.place, name if value is None else f"{name}={value}")
+        if apt.writes_python_settings(run, sheet):
+            yield Finding(run.place, " ".join((run.command.program, *run.command.arguments)))
     for _, step in sheet.steps("ENV", "ARG"):
         for name, value, offset in declared(step.instruction):
-            if name in installs.MIXING_VARIABLES | installs.INDEX_VARIABLES:
+            locked = name in sheet.allowed.build_args and not variables.is_index(name)
+            if variables.steers_python(name, value, step) and not locked:
                 yield Finding(step.instruction.at(offset), f"{name}={value or ''}")
+    yield from (Finding(step.instruction.place, to) for step, to, for_apt in apt.placed(sheet) if not for_apt)
+
+
+def _apt_source(sheet: Sheet) -> Iterator[Finding]:
+    yield from _each(apt.apt_source)(sheet)
+    for _, step in sheet.steps("ENV", "ARG"):
+        for name, value, offset in declared(step.instruction):
+            if name == "APT_CONFIG":
+                yield Finding(step.instruction.at(offset), f"{name}={value or ''}")
+    yield from (Finding(step.instruction.place, to) for step, to, for_apt in apt.placed(sheet) if for_apt)
 
 
 def _insecure(sheet: Sheet) -> Iterator[Finding]:
@@ -223,13 +228,11 @@ def _unlocked_arg(sheet: Sheet) -> Iterator[Finding]:
         *sheet.allowed.build_args,
         *AUTOMATIC_ARGS,
         EPOCH_ARG,
-        *installs.MIXING_VARIABLES,
-        *installs.INDEX_VARIABLES,
         "BUILDKIT_SYNTAX",
     }
     for _, step in sheet.steps("ARG"):
-        for name, _, offset in declared(step.instruction):
-            if name not in known:
+        for name, value, offset in declared(step.instruction):
+            if name not in known and not variables.steers_python(name, value, step):
                 yield Finding(step.instruction.at(offset), name)
 
 
@@ -253,7 +256,7 @@ def _root(sheet: Sheet) -> Iterator[Finding]:
 
 def _epoch(sheet: Sheet) -> Iterator[Finding]:
     for run in sheet.runs:
-        if installs.is_python_install(run.command) and EPOCH_ARG not in run.step.values:
+        if python.is_python_install(run.command) and EPOCH_ARG not in run.step.values:
             yield Finding(run.place, " ".join((run.command.program, *run.command.arguments)))
 
 
@@ -297,24 +300,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "download-in-run",
-        _each(installs.downloads),
+        _each(fetches.downloads),
         "a download inside RUN",
         "no lock and no source policy sees it",
         "use ADD --checksum=sha256:… with a URL of the lock",
     ),
     Rule(
         "python-unlocked",
-        _each(installs.python_unlocked),
+        _each(python.python_unlocked),
         "a Python install outside the lock",
         "the same request installs other versions months later",
-        "install with --require-hashes -r and a lock file of the lock, nothing else",
+        "install with --require-hashes -r and a file of the read-only bind mount of `locked`, nothing else",
     ),
     Rule(
         "python-index",
         _python_index,
         "Python packages from another or more than one index",
         "whoever owns the name on either index decides what is installed",
-        "lock with one index, or give wheels as downloads",
+        "lock with one index, and take it from the build secret pip-conf",
     ),
     Rule(
         "git-unlocked",
@@ -332,17 +335,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "apt-unlocked",
-        _each(installs.apt_unlocked),
+        _each(apt.apt_unlocked),
         "Debian packages without locked versions",
         "the archive moves on every day",
-        "write name=version as in the lock, or install the locked list file",
+        "write name=version as in the lock, or install the list of the read-only bind mount of `locked`",
     ),
     Rule(
         "apt-source",
-        _each(installs.apt_source),
-        "another package source or key",
-        "it is outside the locked snapshot",
-        "take the packages as locked downloads",
+        _apt_source,
+        "another package source, key or setting of apt",
+        "what it gives is outside of the lock",
+        "take the packages as locked downloads; a mirror comes in as the build secret apt-sources",
     ),
     Rule(
         "package-manager",

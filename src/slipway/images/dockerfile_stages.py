@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
 
 from slipway.images.allowed import AllowedInputs
 from slipway.images.dockerfile_reader import Dockerfile, Fault, Heredoc, Instruction, Place
 from slipway.images.dockerfile_words import Unclear, split, substituted
-from slipway.images.shell_words import SHELLS, Command, Word, commands, exec_form
+from slipway.images.shell_texts import Command, Word
+from slipway.images.shell_words import commands, exec_form, substituted_commands
+from slipway.images.shell_wrappers import SHELLS
 
 AUTOMATIC_ARGS = frozenset(
     f"{where}{what}" for where in ("TARGET", "BUILD") for what in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")
@@ -29,6 +35,47 @@ class Step:
     def value(self, text: str) -> str | None:
         """`text` with variables replaced; None when that cannot be known."""
         return substituted(text, self.values)
+
+
+class _History:
+    """The values of variables along a stage; one record of all of them, so that many lines stay quick."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[int, str | None]]] = {}
+
+    def add(self, at: int, values: Iterator[tuple[str, str | None]]) -> None:
+        """`values` hold after line `at`."""
+        for name, value in values:
+            self._known.setdefault(name, []).append((at, value))
+
+    def before(self, at: int, name: str) -> tuple[str | None] | None:
+        """The value of `name` where line `at` stands, in a tuple; None when it is not set."""
+        record = self._known.get(name, [])
+        index = bisect_left(record, at, key=lambda entry: entry[0])
+        return (record[index - 1][1],) if index else None
+
+    def names(self) -> Iterator[str]:
+        """Every variable."""
+        return iter(self._known)
+
+
+class _Values(Mapping[str, str | None]):
+    """The variables as they are where line `at` stands."""
+
+    def __init__(self, history: _History, at: int) -> None:
+        self._history, self._at = history, at
+
+    def __getitem__(self, name: str) -> str | None:
+        found = self._history.before(self._at, name)
+        if found is None:
+            raise KeyError(name)
+        return found[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._history.names() if self._history.before(self._at, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True)
@@ -65,13 +112,28 @@ class Sheet:
     faults: tuple[Fault, ...] = field(default=())
     starts: tuple[Run, ...] = ()
     """What a container runs: CMD, ENTRYPOINT and HEALTHCHECK."""
+    steered: frozenset[int] = frozenset()
+    """The ids of the steps in which `"$@"` may be more than options."""
 
     def steps(self, *keywords: str) -> Iterator[tuple[Stage | None, Step]]:
         """Every instruction with one of `keywords`, in file order; the stage is None before the first FROM."""
-        everything: list[tuple[Stage | None, Step]] = [(None, step) for step in self.before]
-        for stage in self.stages:
-            everything += [(stage, stage.start), *((stage, step) for step in stage.steps)]
-        return ((stage, step) for stage, step in everything if step.instruction.keyword in keywords)
+        return ((stage, step) for stage, step in self._everything if step.instruction.keyword in keywords)
+
+    @cached_property
+    def _everything(self) -> tuple[tuple[Stage | None, Step], ...]:
+        inside = ((stage, step) for stage in self.stages for step in (stage.start, *stage.steps))
+        return (*((None, step) for step in self.before), *inside)
+
+    @cached_property
+    def brought(self) -> tuple[str, ...]:
+        """Where ADD and COPY put things."""
+        return tuple(
+            step.instruction.text.split()[-1] for _, step in self.steps("ADD", "COPY") if step.instruction.text
+        )
+
+    def only_options(self, run: Run) -> bool:
+        """Whether `"$@"` in the instruction of `run` can be options only."""
+        return id(run.step) not in self.steered
 
     def stage_called(self, name: str, before: Stage | None) -> Stage | None:
         """The stage that `name` means, by name or number, for an instruction of `before`; None when it means none."""
@@ -85,7 +147,7 @@ class Sheet:
 def sheet(dockerfile: Dockerfile, allowed: AllowedInputs) -> Sheet:
     """The sheet of `dockerfile` for a build with the lock's build arguments."""
     faults = list(dockerfile.faults)
-    outer: dict[str, str | None] = {}
+    history = _History()
     before: list[Step] = []
     stages: list[Stage] = []
     groups: list[list[Instruction]] = [[]]
@@ -95,27 +157,42 @@ def sheet(dockerfile: Dockerfile, allowed: AllowedInputs) -> Sheet:
         if instruction.keyword == "FROM":
             groups.append([])
         groups[-1].append(instruction)
-    for instruction in groups[0]:
-        before.append(Step(instruction, dict(outer)))
+    for at, instruction in enumerate(groups[0]):
+        before.append(Step(instruction, _Values(history, at)))
         if instruction.keyword == "ARG":
-            outer.update(_arguments(instruction, outer, {}, allowed))
+            history.add(at, _arguments(instruction, _Values(history, at + 1), {}, allowed))
         else:
             faults.append(Fault(instruction.place, f"{instruction.keyword} stands before the first FROM"))
+    outer = dict(_Values(history, len(groups[0])))
     for group in groups[1:]:
         stages.append(_stage(group, outer, stages, allowed))
     if not stages:
         faults.append(Fault(Place(1, 1), "there is no FROM"))
-    texts = [
-        (one, one.text) for one in dockerfile.instructions if one.keyword in {"RUN", "CMD", "ENTRYPOINT", "HEALTHCHECK"}
-    ]
-    runs = tuple(
-        run
+    mentions = _Mentions(dockerfile)
+    runs = tuple(run for stage in stages for step in stage.steps for run in _runs(stage, step, mentions))
+    starts = tuple(run for stage in stages for step in stage.steps for run in _starts(stage, step))
+    steered = {id(run.step) for run in runs if _sets_words(run.command)}
+    # Inside of a function `"$@"` is what it is called with.
+    steered |= {
+        id(step)
         for stage in stages
         for step in stage.steps
-        for run in _runs(stage, step, "\n".join(text for one, text in texts if one is not step.instruction))
-    )
-    starts = tuple(run for stage in stages for step in stage.steps for run in _starts(stage, step))
-    return Sheet(dockerfile, allowed, tuple(before), tuple(stages), runs, tuple(faults), starts)
+        if re.search(r"\(\s*\)|\bfunction\b", step.instruction.joined)
+    }
+    return Sheet(dockerfile, allowed, tuple(before), tuple(stages), runs, tuple(faults), starts, frozenset(steered))
+
+
+def _sets_words(command: Command) -> bool:
+    """Whether `"$@"` may be words of another kind than options after this: `set -- WORD`, `shift`, another shell."""
+    if command.program in SHELLS | {"shift"}:
+        return True
+    words = iter(command.arguments if command.program == "set" else ())
+    for word in words:
+        if re.fullmatch(r"[-+][a-zA-Z]*o", word):
+            next(words, "")
+        elif not word.startswith(("-", "+")):
+            return True
+    return False
 
 
 def declared(instruction: Instruction) -> list[tuple[str, str | None, int]]:
@@ -155,14 +232,14 @@ def _stage(
     base = start.value(named[0]) if named else ""
     name = named[2] if len(named) == 3 and named[1].lower() == "as" else ""
     parent = next((stage for stage in earlier if base and stage.name.lower() == base.lower()), None)
-    values: dict[str, str | None] = {}
+    history = _History()
     steps = []
-    for instruction in group[1:]:
-        steps.append(Step(instruction, dict(values)))
+    for at, instruction in enumerate(group[1:]):
+        steps.append(Step(instruction, _Values(history, at)))
         if instruction.keyword == "ARG":
-            values.update(_arguments(instruction, values, outer, allowed))
+            history.add(at, _arguments(instruction, steps[-1].values, outer, allowed))
         elif instruction.keyword == "ENV":
-            values.update(_environment(instruction, values))
+            history.add(at, _environment(instruction, steps[-1].values))
     return Stage(len(earlier), name, base, start, tuple(steps), parent)
 
 
@@ -198,8 +275,45 @@ def _starts(stage: Stage, step: Step) -> Iterator[Run]:
             yield Run(stage, step, command, instruction.place)
 
 
-def _runs(stage: Stage, step: Step, rest: str) -> Iterator[Run]:
-    """The commands of a RUN, and of a copied heredoc; `rest` is the text of all that may run the latter."""
+_STARTUP = re.compile(
+    r"(^|/)(\.?(bashrc|bash\.bashrc|bash_profile|bash_login|bash_logout|profile|zshrc|zshenv|zprofile|kshrc|cshrc|login|xinitrc)"
+    r"|(site|user)customize\.py|\S+\.pth|\.gitconfig|gitconfig|ld\.so\.preload|crontab|rc\.local)$"
+    r"|/(profile\.d|bashrc\.d|cron\.\w+|init\.d|hooks)/"
+)
+"""Files that some program reads by itself when it starts."""
+
+
+class _Mentions:
+    """How often each name stands in what is run: in RUN, CMD, ENTRYPOINT and HEALTHCHECK."""
+
+    def __init__(self, dockerfile: Dockerfile) -> None:
+        run = [
+            one.text for one in dockerfile.instructions if one.keyword in {"RUN", "CMD", "ENTRYPOINT", "HEALTHCHECK"}
+        ]
+        self._count = Counter(name for text in run for name in _NAMES.findall(text))
+        self._patterns = {found[1] or f"{found[2]}/*" for text in run for found in _PATTERNS.finditer(text)}
+
+    def run_later(self, files: list[str], *, own: int) -> bool:
+        """Whether one of `files` is named besides the `own` times where it is written."""
+        for file in files:
+            parts = [] if file.startswith("-") else _NAMES.findall(file.rpartition("/")[2])
+            if _STARTUP.search(file) or (parts and all(self._count[part] > own for part in parts)):
+                return True
+            name = file.rpartition("/")[2]
+            if any(fnmatchcase(name, pattern.rpartition("/")[2]) for pattern in self._patterns):
+                return True
+        return False
+
+
+_NAMES = re.compile(r"[\w.-]+")
+_PATTERNS = re.compile(
+    r"(?<![\w./-])(?:(?:[a-z]*sh|python[\d.]*|perl|source|\.)\s+(?:-\S+\s+)*([^\s;&|()]*[*?\[][^\s;&|()]*)|run-parts\s+(?:-\S+\s+)*(\S+))"
+)
+"""A pattern in place of a script's name, or a folder of which every file is run."""
+
+
+def _runs(stage: Stage, step: Step, mentions: _Mentions) -> Iterator[Run]:
+    """The commands of a RUN, and those of a script that the Dockerfile writes, where it is run later."""
     instruction = step.instruction
     if instruction.keyword == "RUN":
         argv = instruction.json_words()
@@ -209,27 +323,37 @@ def _runs(stage: Stage, step: Step, rest: str) -> Iterator[Run]:
             return
         outer = commands(instruction.joined[instruction.start :])
         for command in outer:
-            yield Run(stage, step, command, instruction.at(instruction.start + command.offset))
+            place = instruction.at(instruction.start + command.offset)
+            yield Run(stage, step, command, place)
+            for inner in _said(command, mentions):
+                yield Run(stage, step, inner, place)
         # The marks are the shell's own, so each belongs to the command that has it, in order.
         owners = [command for command in outer for kind, _ in command.redirects if kind in {"<<", "<<-"}]
         for heredoc, owner in zip(instruction.heredocs, owners, strict=False):
-            written = [word.text for kind, word in owner.redirects if ">" in kind] + [*owner.arguments]
             says = owner.program in {"cat", "tee"}
-            if not says or _run_later(written, rest):
+            if not says or mentions.run_later([*_written(owner), *owner.arguments], own=1):
                 yield from _body(stage, step, heredoc, "" if says else owner.program)
+            if owner.words and not heredoc.quoted:
+                for command in substituted_commands(heredoc.body):
+                    yield Run(stage, step, command, heredoc.at(command.offset))
     elif instruction.keyword in {"COPY", "ADD"} and instruction.heredocs:
         to = instruction.text.split()[-1]
-        names = [heredoc.name for heredoc in instruction.heredocs] if to.endswith("/") else [to]
         for heredoc in instruction.heredocs:
+            file = f"{to}{heredoc.name}" if to.endswith("/") else to
             runs = heredoc.body.startswith("#!") or re.search(r"\.(sh|py|pl|rb)$|bin/", to)
-            if runs or _run_later(names, rest):
+            if runs or mentions.run_later([file], own=0):
                 yield from _body(stage, step, heredoc, "")
 
 
-def _run_later(files: list[str], text: str) -> bool:
-    """Whether a file of one of these names is named in `text`."""
-    names = {file.rpartition("/")[2] for file in files if not file.startswith("-")} - {""}
-    return any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", text) for name in names)
+def _written(command: Command) -> list[str]:
+    """The files that redirects of the command write."""
+    return [word.text for kind, word in command.redirects if ">" in kind]
+
+
+def _said(command: Command, mentions: _Mentions) -> list[Command]:
+    """The commands in what `echo` writes into a file that is run later."""
+    files = _written(command) if command.program in {"echo", "printf"} else []
+    return commands(" ".join(command.arguments)) if mentions.run_later(files, own=1) else []
 
 
 def _body(stage: Stage, step: Step, heredoc: Heredoc, program: str) -> Iterator[Run]:
@@ -243,6 +367,4 @@ def _body(stage: Stage, step: Step, heredoc: Heredoc, program: str) -> Iterator[
         yield Run(stage, step, Command(code, 0), Place(heredoc.line, 1))
     if program in SHELLS | {"", "make", "xargs"}:
         for command in commands(heredoc.body):
-            up_to = heredoc.body[: command.offset]
-            place = Place(heredoc.line + up_to.count("\n"), len(up_to) - up_to.rfind("\n"))
-            yield Run(stage, step, command, place)
+            yield Run(stage, step, command, heredoc.at(command.offset))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BARE_FLAGS = frozenset({"link", "parents", "keep-git-dir", "unpack"})
 """The flags that may stand without a value."""
@@ -26,10 +26,11 @@ class Unclear(Exception):  # never shown: it becomes a fault of the linter
 
 @dataclass(frozen=True)
 class Mark:
-    """A `<<NAME` or `<<-NAME`."""
+    """A `<<NAME` or `<<-NAME`; with quotes around the name, the shell takes the body as it stands."""
 
     name: str
     dash: bool
+    quoted: bool = field(default=False, compare=False)
 
 
 def split(text: str) -> list[tuple[str, int]]:
@@ -72,7 +73,7 @@ def marks(line: str) -> list[Mark]:
             continue
         match = _MARK.fullmatch(word)
         if match:
-            found.append(Mark(match["one"] or match["two"] or match["plain"], bool(match["dash"])))
+            found.append(Mark(match["one"] or match["two"] or match["plain"], bool(match["dash"]), not match["plain"]))
         # A word that begins with a quote is no mark to anybody, if all of it is quoted.
         elif not re.fullmatch(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", word):
             raise Unclear(f"a heredoc as {word[:40]}")

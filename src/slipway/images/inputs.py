@@ -163,8 +163,8 @@ def allowed(made: ImageLock, mirrors: Mirrors) -> AllowedInputs:
             "SOURCE_DATE_EPOCH": str(made.epoch),
         },
         debs=tuple(f"{deb.name}={deb.version}" for deb in made.debs),
-        python_locks=("requirements.txt", "uv.txt") if made.packages else (),
-        deb_lists=("debs.txt",),
+        python_locks=(f"{LOCKED}/requirements.txt", f"{LOCKED}/uv.txt") if made.packages else (),
+        deb_lists=(f"{LOCKED}/debs.txt",),
     )
 
 

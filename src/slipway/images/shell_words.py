@@ -7,65 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox-sh"})
+from slipway.images.shell_texts import Command, Word, placeholders, texts_of
+from slipway.images.shell_wrappers import ASSIGNMENT, LOOSE, base_name, own_words, wrapper
 
 _BLANK = " \t"
 _META = " \t\n;&|<>()"
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;&|\n()]")
 _REDIRECT = re.compile(r"&>>?|<<<|<<-?|>>|>\||>&|<&|<>|[<>]")
 _KEYWORDS = {"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}"}
-_ASSIGNMENT = re.compile(r"\w+\+?=.*", re.DOTALL)
+_OPENING = {"if", "while", "until", "for", "case", "select", "{"}
+_CLOSING = {"fi", "done", "esac", "}"}
 _EXPANDS = re.compile(r"\$[\w{(@*#?!$'\"-]")
 _MAX_DEPTH = 12
-
-# Programs that run the program named after them, with how many words of their own come before it.
-_WRAPPERS = {
-    "sudo": 0, "doas": 0, "env": 0, "exec": 0, "command": 0, "builtin": 0, "nohup": 0, "nice": 0, "ionice": 0, "time": 0,
-    "xargs": 0, "stdbuf": 0, "eatmydata": 0, "setpriv": 0, "unshare": 0, "setsid": 0, "busybox": 0,
-    "coproc": 0, "strace": 0, "ltrace": 0, "parallel": 0, "watch": 0, "fakeroot": 0, "setarch": 0, "linux64": 0, "function": 1,
-    "taskset": 1, "chrt": 1, "runuser": 1, "ld.so": 0, "ld-linux-x86-64.so.2": 0, "ld-linux-aarch64.so.1": 0,
-    "timeout": 1, "gosu": 1, "su-exec": 1, "chroot": 1, "flock": 1,
-}  # fmt: skip
-_OPTIONS_WITH_VALUE = frozenset({
-    "-u", "-g", "-a", "-n", "-I", "-P", "-L", "-s", "-k", "-C", "-d", "--arg-file", "--user", "--max-args",
-    "--signal",
-})  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word without its quotes, where it begins, and the scripts in it (`$(…)`, backticks, `<(…)`) with their offsets."""
-
-    text: str
-    offset: int
-    scripts: tuple[tuple[str, int], ...] = ()
-    dynamic: bool = False
-    """Whether the shell makes another word of it: variables, substitutions, braces, patterns."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """One simple command, wrappers taken off. `via` are the wrappers' own words, `within` the program that runs it as text."""
-
-    words: tuple[Word, ...]
-    offset: int
-    reads_pipe: bool = False
-    redirects: tuple[tuple[str, Word], ...] = ()
-    via: tuple[Word, ...] = ()
-    within: str = ""
-    unreadable: str = ""
-
-    @property
-    def program(self) -> str:
-        """The program's name without its folder, or ""."""
-        return self.words[0].text.rpartition("/")[2] if self.words else ""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The words after the program."""
-        return tuple(word.text for word in self.words[1:])
+_MAX_LOOSE = 40
 
 
 def commands(script: str) -> list[Command]:
@@ -80,13 +36,28 @@ def heredocs(script: str) -> list[tuple[str, str]]:
     ]
 
 
+def substituted_commands(text: str) -> list[Command]:
+    """The commands that the shell runs in the body of a heredoc, to put what they print in their place."""
+    found: list[Command] = []
+    for script, at in _inside_braces(text, 0, len(text)):
+        first = at - (2 if text[at - 2 : at] == "$(" else 1)
+        escapes = 0
+        while first > escapes and text[first - escapes - 1] == "\\":
+            escapes += 1
+        if escapes % 2 == 0:
+            found += _commands(script, at, None, "", 1)
+    return found
+
+
 def exec_form(argv: tuple[str, ...]) -> list[Command]:
     """The commands of an exec form: the words themselves, and what they run in turn. All offsets are 0."""
     return list(_unwrapped([Word(word, 0) for word in argv], Command((), 0), 0))
 
 
-def _commands(script: str, base: int, fixed: int | None, within: str, depth: int) -> Iterator[Command]:
-    """`base` is added to offsets; where the script was quoted text, `fixed` replaces them."""
+def _commands(
+    script: str, base: int, fixed: int | None, within: str, depth: int, *, piped: bool = False
+) -> Iterator[Command]:
+    """`base` is added to offsets; where the script was quoted text, `fixed` replaces them. `piped`: all of it reads a pipe."""
     if depth > _MAX_DEPTH:
         yield Command((), fixed if fixed is not None else base, within=within, unreadable="commands nested too deep")
         return
@@ -96,7 +67,8 @@ def _commands(script: str, base: int, fixed: int | None, within: str, depth: int
 
     gathered: list[Word] = []
     redirects: list[tuple[str, Word]] = []
-    reads_pipe = False
+    groups = _Groups(piped, [("", True)] if piped else [])
+    cases = _Cases()
     for kind, value, word in _tokens(script):
         if kind == "word":
             gathered.append(
@@ -109,12 +81,65 @@ def _commands(script: str, base: int, fixed: int | None, within: str, depth: int
             target = Word(word.text, offset(word.offset), tuple((inner, offset(at)) for inner, at in word.scripts))
             redirects.append((value, target))
             continue
-        frame = Command((), offset(word.offset), reads_pipe, tuple(redirects), within=within)
+        texts = [one.text for one in gathered]
+        pattern = cases.is_pattern(texts, value)
+        if pattern:
+            # What it substitutes is run, the rest is not.
+            gathered.insert(0, Word("case", offset(word.offset)))
+        frame = Command((), offset(word.offset), groups.reads_pipe, tuple(redirects), within=within)
         yield from _one(gathered, frame, fixed, depth)
-        if gathered or redirects or value not in {"(", "\n"}:
-            # `{`, `(` and keywords pass the pipe on to the first command inside.
-            reads_pipe = value in {"|", "|&"} or (reads_pipe and value == "(")
+        if not pattern:
+            # What parts the patterns of a `case` is no pipe.
+            operator = ";" if texts[:1] == ["case"] and value == "|" else value
+            groups.after(texts, operator, empty=not gathered and not redirects)
+        cases.after(texts, value)
         gathered, redirects = [], []
+
+
+@dataclass
+class _Cases:
+    """Whether the next words are a pattern of a `case`, and no command."""
+
+    _expected: bool = False
+
+    def is_pattern(self, words: list[str], operator: str) -> bool:
+        """Whether `words` before `operator` are one."""
+        return self._expected and operator in {"|", "(", ")"} and words[:1] != ["esac"]
+
+    def after(self, words: list[str], operator: str) -> None:
+        """Take in what stands before `operator`."""
+        if self.is_pattern(words, operator):
+            self._expected = operator != ")"
+            return
+        first = operator == "|" and words[:1] == ["case"]
+        self._expected = first or operator in {";;", ";&", ";;&"} or (self._expected and operator == "\n" and not words)
+
+
+@dataclass
+class _Groups:
+    """Whether the next command reads a pipe: its own, or that of the `( … )`, `{ … }` or loop that it stands in."""
+
+    reads_pipe: bool = False
+    _open: list[tuple[str, bool]] = field(default_factory=list)
+
+    def after(self, words: list[str], operator: str, *, empty: bool) -> None:
+        """Take in a finished command and the operator behind it."""
+        for word in words:
+            if word in _OPENING:
+                self._open.append((word, self.reads_pipe))
+            elif word in _CLOSING and self._open and self._open[-1][0] != "(":
+                self._open.pop()
+            if word not in _KEYWORDS:
+                break
+        if operator == "(":
+            self._open.append(("(", self.reads_pipe))
+            return
+        if operator == ")" and self._open and self._open[-1][0] == "(":
+            self._open.pop()
+        if operator in {"|", "|&"}:
+            self.reads_pipe = True
+        elif not (empty and operator == "\n"):
+            self.reads_pipe = bool(self._open) and self._open[-1][1]
 
 
 def _one(gathered: list[Word], frame: Command, fixed: int | None, depth: int) -> Iterator[Command]:
@@ -124,75 +149,69 @@ def _one(gathered: list[Word], frame: Command, fixed: int | None, depth: int) ->
     name = found[0].program if found else ""
     for word in (*gathered, *(target for _, target in frame.redirects)):
         for inner, at in word.scripts:
-            yield from _commands(inner, at, fixed, name, depth + 1)
+            yield from _commands(inner, at, fixed, name, depth + 1, piped=word.text.startswith(">("))
 
 
 def _unwrapped(gathered: list[Word], frame: Command, depth: int) -> Iterator[Command]:
     """The command itself, without keywords, assignments and wrappers; then what it is told to run as text."""
-    rest, via = list(gathered), []
-    while rest and (rest[0].text in _KEYWORDS or _ASSIGNMENT.fullmatch(rest[0].text)):
-        via.append(rest.pop(0))
-    while len(rest) > 1 and (name := rest[0].text.rpartition("/")[2]) in _WRAPPERS:
-        own = _WRAPPERS[name]
-        via.append(rest.pop(0))
-        while len(rest) > 1 and (rest[0].text.startswith("-") or _ASSIGNMENT.fullmatch(rest[0].text)):
-            via.append(rest.pop(0))
-            if via[-1].text in _OPTIONS_WITH_VALUE and len(rest) > 1:
-                via.append(rest.pop(0))
-        for _ in range(own):
-            if len(rest) > 1:
-                via.append(rest.pop(0))
-        while len(rest) > 1 and rest[0].text in _KEYWORDS:
-            via.append(rest.pop(0))
-    if not rest and not frame.redirects:
+    texts = [word.text for word in gathered]
+    at = 0
+    while at < len(texts) and (texts[at] in _KEYWORDS or ASSIGNMENT.fullmatch(texts[at])):
+        at += 1
+    while at < len(texts) and (own := own_words(texts, at)):
+        at += own
+        while at < len(texts) - 1 and texts[at] in _KEYWORDS:
+            at += 1
+    rest, via = gathered[at:], gathered[:at]
+    if not rest and not frame.redirects and not any(ASSIGNMENT.fullmatch(word.text) for word in via):
         return
-    command = Command(
-        tuple(rest),
-        rest[0].offset if rest else frame.offset,
-        frame.reads_pipe,
-        frame.redirects,
-        tuple(via),
-        frame.within,
-        _unclear(rest),
-    )
+    place = (rest or via)[0].offset if rest or via else frame.offset
+    command = replace(frame, words=tuple(rest), offset=place, via=tuple(via))
+    command = replace(command, unreadable=_unclear(command))
     yield command
-    for text, at in _texts(command):
-        yield from _commands(text, at, at, command.within, depth + 1)
-    for index, word in enumerate(rest):
-        if command.program == "find" and word.text in {"-exec", "-execdir", "-ok"}:
-            yield from _unwrapped(rest[index + 1 :], Command((), word.offset, within="find"), depth)
+    inner = list(_loose(command)) if command.program in LOOSE else []
+    yield from inner
+    # A text that several of them may run is read once.
+    for text, place in dict.fromkeys(text for one in (command, *inner) for text in texts_of(one)):
+        yield from _commands(text, place, place, command.within, depth + 1, piped=command.reads_pipe)
+    if command.program == "find":
+        for part in _executed(rest):
+            yield from _unwrapped(part, Command((), part[0].offset, command.reads_pipe, within="find"), depth)
 
 
-def _unclear(rest: list[Word]) -> str:
+def _loose(command: Command) -> Iterator[Command]:
+    """What a program may run of whose words it is not known which are its own: each of them, to the end."""
+    for index, word in enumerate(command.words[1:_MAX_LOOSE], start=1):
+        if not word.text.startswith("-") and word.text not in LOOSE:
+            yield replace(command, words=command.words[index:], offset=word.offset, via=(), redirects=())
+
+
+def _executed(words: list[Word]) -> Iterator[list[Word]]:
+    """What `find` runs: the words between -exec and its `;` or `+`."""
+    begin = -1
+    for index, word in enumerate(words):
+        opens = word.text in {"-exec", "-execdir", "-ok", "-okdir"}
+        if opens or word.text == ";" or (word.text == "+" and words[index - 1].text == "{}"):
+            if 0 <= begin < index:
+                yield words[begin:index]
+            begin = index + 1 if opens else -1
+    if 0 <= begin < len(words):
+        yield words[begin:]
+
+
+def _unclear(command: Command) -> str:
     """Why it cannot be told what the command runs, "" when it can."""
-    if rest and rest[0].dynamic:
-        return f"a program that is decided when it runs: {rest[0].text[:40]}"
+    rest = command.words
+    if not rest:
+        return ""
+    name = rest[0].text
+    repeated = command.within == "find" or any(base_name(word.text) in {"xargs", "parallel"} for word in command.via)
+    # The rest of the command comes from a pipe or from file names.
+    made = repeated and (any(one in name for one in placeholders(command)) or (len(rest) == 1 and bool(wrapper(name))))
+    if rest[0].dynamic or made:
+        return f"a program that is decided when it runs: {name[:40]}"
     inner = (script for word in rest for script, _ in word.scripts)
     return "a case inside $(…)" if any(re.search(r"\bcase\b", script) for script in inner) else ""
-
-
-def _texts(command: Command) -> Iterator[tuple[str, int]]:
-    """Words of a command that are scripts themselves: `sh -ec TEXT`, `su -c TEXT`, `eval WORDS`, `sh <<< TEXT`."""
-    if command.program == "eval":
-        yield " ".join(command.arguments), command.offset
-    for own in command.via:
-        if own.text.startswith(("-S", "--split-string=")) and len(own.text) > 2:
-            yield own.text.removeprefix("-S").removeprefix("--split-string="), own.offset
-    if command.via and any(own.text in {"-S", "--split-string"} for own in command.via) and command.words:
-        yield command.words[0].text, command.offset
-    if command.program == "trap" and command.arguments:
-        yield command.arguments[0], command.offset
-    if command.program not in SHELLS | {"su", "script", "runuser"}:
-        return
-    takes_text = False
-    for word in command.words[1:]:
-        if takes_text and not word.text.startswith("-"):
-            yield word.text, word.offset
-            break
-        takes_text = takes_text or bool(re.fullmatch(r"-[a-zA-Z]*c|--command", word.text))
-    for kind, word in command.redirects:
-        if kind == "<<<":
-            yield word.text, word.offset
 
 
 def _tokens(script: str) -> Iterator[tuple[str, str, Word]]:
@@ -232,7 +251,7 @@ def _word(script: str, start: int) -> tuple[Word, int]:
     while at < len(script):
         char = script[at]
         opens = script[at : at + 2]
-        dynamic = dynamic or char == "`" or bool(_EXPANDS.match(script, at)) or (not quoted and char in "*?{")
+        dynamic = dynamic or char == "`" or bool(_EXPANDS.match(script, at)) or (not quoted and char in "*?{[")
         if char == "\\":
             # Inside double quotes a backslash before another character stays.
             text.append("" if script[at + 1 : at + 2] == "\n" else script[at + 1 : at + 2])
@@ -268,7 +287,7 @@ def _word(script: str, start: int) -> tuple[Word, int]:
     # `{` alone is a keyword, and a pattern before `)` belongs to a `case`.
     whole = "".join(text)
     pattern = script[at : at + 1] == ")" and not scripts and "$" not in whole
-    return Word(whole, start, tuple(scripts), dynamic and not pattern and whole not in {"{", "{}"}), at
+    return Word(whole, start, tuple(scripts), dynamic and not pattern and whole not in {"{", "{}", "[", "[["}), at
 
 
 def _inside_braces(script: str, start: int, end: int) -> Iterator[tuple[str, int]]:
