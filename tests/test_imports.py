@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "slipway"
 
 ORDER = [
-    # From the bottom up; a room may import what stands in an earlier line. Table of the design, decisions 001 to 006.
+    # From the bottom up; a room may import what stands in an earlier line. Table of the design, decisions 001 to 009.
     {"errors"},
     {"durable", "network"},
     {"progress"},
