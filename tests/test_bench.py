@@ -374,7 +374,8 @@ class TestTimes:
         assert {record.first_frame_known_by for record in result.requests} == {"share of text"}
         assert result.frame_gap_ms is not None
         assert result.decode_ms_per_token is not None
-        assert result.frame_gap_ms.median > 3 * result.decode_ms_per_token.median
+        # Of means, since both then share out the same time, however a busy machine cuts it.
+        assert result.frame_gap_ms.mean == pytest.approx(4 * result.decode_ms_per_token.mean, rel=0.01)
 
     def test_a_running_count_says_exactly_what_the_first_frame_held(self, server: FakeServer) -> None:
         result = run(server, "four-per-frame", frame_usage=True)
