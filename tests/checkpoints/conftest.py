@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,3 +52,35 @@ def hub(running: Hub, lock: CheckpointLock) -> Hub:
 def root(tmp_path: Path) -> Path:
     """The models folder, which is not there yet."""
     return tmp_path / "models"
+
+
+@contextmanager
+def _answering(*answers: bytes, reset: bool = False) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            left = list(answers)
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+                    if reset:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def answering() -> Callable[..., AbstractContextManager[str]]:
+    """A server that gives one raw answer per connection, the last one again and again; then it closes, or resets."""
+    return _answering

@@ -6,14 +6,11 @@ import ast
 import json
 import os
 import shutil
-import socket
-import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 
@@ -198,63 +195,14 @@ def test_a_stale_index_upstream_ends_in_a_mismatch(served: Path, hub: Hub, tmp_p
     assert one_line(refused.value)
 
 
-@contextmanager
-def resetting(head: bytes) -> Iterator[str]:
-    """A server that sends `head` and then resets the connection, every time."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def run() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(head)
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def test_a_reset_connection_is_tried_again_and_named(lock: CheckpointLock, tmp_path: Path) -> None:
+def test_a_reset_connection_is_tried_again_and_named(lock: CheckpointLock, answering: Any, tmp_path: Path) -> None:
     one = lock.model_copy(update={"files": tuple(file for file in lock.files if file.path == SHARD)})
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {one.files[0].size_bytes}\r\n\r\n".encode() + b"x" * 100
     waits: list[float] = []
-    with resetting(head) as url, pytest.raises(NetworkFailure) as refused:
+    with answering(head, reset=True) as url, pytest.raises(NetworkFailure) as refused:
         fetch(one, tmp_path / "models", hub=HubAddress(url), patience=quick(waits))
     assert "after 3 attempts" in str(refused.value)
     assert len(waits) == 2
-
-
-@contextmanager
-def limiting(header: str) -> Iterator[str]:
-    answer = f"HTTP/1.1 429 Too Many Requests\r\n{header}\r\nContent-Length: 0\r\n\r\n".encode()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def run() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -269,10 +217,11 @@ def limiting(header: str) -> Iterator[str]:
     ids=["RateLimit", "seconds", "date", "past date", "words"],
 )
 def test_a_limit_is_waited_out_however_it_is_said(
-    lock: CheckpointLock, tmp_path: Path, header: str, least_s: float, most_s: float
+    lock: CheckpointLock, answering: Any, tmp_path: Path, header: str, least_s: float, most_s: float
 ) -> None:
     waits: list[float] = []
-    with limiting(header) as url, pytest.raises(NetworkFailure, match="HTTP 429 after 2 attempts"):
+    answer = f"HTTP/1.1 429 Too Many Requests\r\n{header}\r\nContent-Length: 0\r\n\r\n".encode()
+    with answering(answer) as url, pytest.raises(NetworkFailure, match="HTTP 429 after 2 attempts"):
         fetch(lock, tmp_path / "models", hub=HubAddress(url), workers=1, patience=quick(waits, attempts=2))
     assert least_s <= waits[0] <= most_s
 

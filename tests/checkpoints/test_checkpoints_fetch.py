@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,31 +301,6 @@ def test_offline_mode_forbids_a_fetch(lock: CheckpointLock, root: Path, hub: Hub
     assert hub.requests == []
 
 
-@contextmanager
-def answering(*answers: bytes) -> Iterator[str]:
-    """A server that gives one raw answer per connection, then closes it; the last one again and again."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def run() -> None:
-            left = list(answers)
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -342,14 +317,14 @@ def answering(*answers: bytes) -> Iterator[str]:
     ],
 )
 def test_answers_that_no_hub_gives_are_network_failures(
-    lock: CheckpointLock, root: Path, answer: bytes, said: str
+    lock: CheckpointLock, answering: Any, root: Path, answer: bytes, said: str
 ) -> None:
     with answering(answer) as url, pytest.raises(NetworkFailure, match=said) as refused:
         get(lock, root, url, quick(attempts=2))
     assert "secret" not in str(refused.value)
 
 
-def test_a_body_without_a_length_or_with_too_much_is_measured(lock: CheckpointLock, root: Path) -> None:
+def test_a_body_without_a_length_or_with_too_much_is_measured(lock: CheckpointLock, answering: Any, root: Path) -> None:
     one = lock.model_copy(update={"files": tuple(file for file in lock.files if file.path == "config.json")})
     with (
         answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000) as url,
@@ -361,7 +336,7 @@ def test_a_body_without_a_length_or_with_too_much_is_measured(lock: CheckpointLo
         get(one, root, url, quick(attempts=2))
 
 
-def test_a_proxy_from_the_environment_is_used(lock: CheckpointLock, root: Path) -> None:
+def test_a_proxy_from_the_environment_is_used(lock: CheckpointLock, answering: Any, root: Path) -> None:
     with answering(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n") as proxy:
         os.environ["http_proxy"] = proxy
         with pytest.raises(NetworkFailure, match="HTTP 407"):
