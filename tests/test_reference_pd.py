@@ -152,7 +152,21 @@ def test_many_at_once_do_not_mix_their_rooms(pair):
     prompts = [f"Count from {number}: " for number in range(12)]
     with ThreadPoolExecutor(8) as pool:
         apart = list(pool.map(lambda prompt: complete(pair.router.url, prompt).json()["choices"], prompts))
-    assert apart == [complete(pair.single.url, prompt).json()["choices"] for prompt in prompts]
+    alone = [complete(pair.single.url, prompt).json()["choices"] for prompt in prompts]
+    # Requests that are computed together are rounded otherwise than one alone, so only the numbers are compared with a margin.
+    found, expected = ([_numbers(choices) for choices in answers] for answers in (apart, alone))
+    assert found == [pytest.approx(numbers, abs=1e-4) for numbers in expected]
+    assert apart == alone
+
+
+def _numbers(choices):
+    """The log probabilities of the one choice, taken out of it."""
+    inside = choices[0]["logprobs"]
+    numbers = list(inside.pop("token_logprobs"))
+    for place in inside["top_logprobs"] or []:
+        numbers += place.values()
+        place.update(dict.fromkeys(place))
+    return numbers
 
 
 def test_half_of_a_pair_asked_directly_names_the_router(pair):
